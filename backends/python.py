@@ -114,7 +114,8 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
     code = load_code(model)
     signature = called_as(model, code)
     inputs = _stated(model, code, "inputs") or _hinted(model, signature, "inputs")
-    outputs = _stated(model, code, "outputs") or _hinted(model, signature, "outputs")
+    stated = _stated(model, code, "outputs") or ()
+    outputs = stated or _hinted(model, signature, "outputs")
     notes = (f"no inputs, as they have a default: {', '.join(signature.defaults)}",) if signature.defaults else ()
     if inputs and outputs:
         found = from_shapes(inputs, outputs)
@@ -180,8 +181,10 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
         hinted = {name: hint.datatype for name, hint in (signature.outputs or {}).items() if hint.datatype}
         outputs = tuple(replace(t, datatype=hinted.get(t.name, t.datatype)) for t in found.outputs)
         if signature.in_parts:  # the first part says nothing of the sizes of others
-            sizes = {name: hint.shape for name, hint in (signature.outputs or {}).items()}
-            outputs = tuple(replace(t, shape=sizes.get(t.name) or (-1,) * len(t.shape)) for t in outputs)
+            hints = {**signature.of_lists, **(signature.outputs or {})}
+            sizes = {name: hint.shape for name, hint in hints.items()} | {tensor.name: tensor.shape for tensor in stated}
+            of_any = sizes.get(ANY_OUTPUT)
+            outputs = tuple(replace(t, shape=sizes.get(t.name) or of_any or (-1,) * len(t.shape)) for t in outputs)
         return replace(found, outputs=outputs, notes=found.notes + notes)
     except BackendError as exc:
         raise LoadFailed(f"{model}: {exc}") from exc

@@ -3,10 +3,9 @@
 import inspect
 import reprlib
 import sys
-from collections import UserString, deque
+from collections import UserString
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -26,6 +25,7 @@ from backends.datatypes import NUMPY, as_array, as_objects, datatype_of, fields_
 from backends.source import place_of, takes
 
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
+_NUMBERS: Final = frozenset("iufV")
 _TAKES: Final = {float: "iufV", int: "iu", bool: "b"}  # the kinds of inputs whose every value one of Python's can be
 ROW: Final = (-1,)
 ANY_OUTPUT: Final = ""  # in place of a name: every output, whatever it is called
@@ -78,8 +78,7 @@ def goes_with(scalar: type, own: str, datatype: str, key: str) -> bool:
     kind, of_own = NUMPY[datatype].kind, NUMPY[own].kind
     if key == "outputs":
         return of_own in _kinds_into(kind)
-    of_one_kind = kind == of_own == "f" or {kind, of_own} <= {"i", "u"}
-    as_wide = of_one_kind and np.can_cast(NUMPY[datatype], NUMPY[own])
+    as_wide = {kind, of_own} <= _NUMBERS and np.can_cast(NUMPY[datatype], NUMPY[own])
     return datatype == own or as_wide or kind in _TAKES.get(scalar, "")
 
 
@@ -154,7 +153,9 @@ def call_by_name(
     answers = []
     for row in range(rows):
         answer = _named(function(**{name: column[row] for name, column in columns.items()}), signature, outputs)
-        answers.append({name: _as_now(value) for name, value in answer.items()} if rows > 1 else answer)
+        if rows > 1:
+            answer = {name: _as_now(name, value, signature, outputs) for name, value in answer.items()}
+        answers.append(answer)
     return _gathered(answers, signature, outputs)
 
 
@@ -176,23 +177,28 @@ def stream_by_name(
             yield _gathered([_named(result, signature, outputs, "yielded")], signature, outputs)
 
 
-def _as_now(value: Any) -> Any:
-    """A copy of what a function may fill again for the next row; numpy makes the same of it. 0.1 µs of a number or a text."""
+def _as_now(name: str, value: Any, signature: Signature, outputs: Mapping[str, TensorSpec] | None) -> Any:
+    """What is gathered of one row's value: an array of its own, or what cannot change while the next rows run.
+
+    What numpy makes of a value it makes as of one row alone, errors too; a user's object cannot be copied otherwise.
+    """
     kind = type(value)
     if kind in _UNCHANGING or issubclass(kind, np.generic):
         return value
-    if isinstance(value, list | tuple | deque):
-        return [*value] if _UNCHANGING.issuperset(map(type, value)) else [*map(_as_now, value)]
-    try:
-        if kind is memoryview:
-            return np.array(value).data
-        if hasattr(value, "__array__") and not issubclass(kind, np.ndarray):
-            return np.asarray(value).copy()
-        return deepcopy(value)
-    except MemoryError:
-        raise
-    except Exception:  # it is no output, which is told where it is made an array
-        return value
+    if kind is np.ndarray and (not value.dtype.hasobject or _UNCHANGING.issuperset(map(type, value.flat))):
+        return value.copy()
+    if outputs is None:
+        return _seen(signature, name, [value])[0]
+    if name not in outputs:
+        return value  # it is refused
+    declared = outputs[name]
+    if NUMPY[declared.datatype].hasobject:
+        of_texts = kind is list and _UNCHANGING.issuperset(map(type, value))
+        return [*value] if of_texts else _texts(declared, [value])[0]
+    array = _array(name, value if kind is list else [value])  # of its own, as numpy copies what is in a list
+    if array.dtype.kind not in _kinds_into(NUMPY[declared.datatype].kind):
+        return _column(declared, [value])[0]
+    return array if kind is list else array[0]
 
 
 def _of_batch(results: dict[str, Any], signature: Signature, outputs: Mapping[str, TensorSpec] | None) -> Tensors:
@@ -287,6 +293,8 @@ def _leaves(values: Any) -> Iterator[Any]:
 
 def _is_list(kind: type) -> bool:
     """Whether numpy takes the elements of it, as of a list or a deque."""
+    if kind is list:
+        return True
     has_elements = hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not hasattr(kind, "__array__")
     return has_elements and not issubclass(kind, _ONE_VALUE)
 
@@ -327,7 +335,7 @@ def _array(name: str, value: Any, made: Callable[[Any], np.ndarray] = as_array) 
             _refuse_bytes(name, each)
     if "numpy.ma" in sys.modules:
         # In the innermost lists, numpy makes NaN of what is masked. Who looks there for it alone spares all other numbers.
-        innermost = array.dtype.hasobject or (array.dtype.kind == "f" and bool(np.isnan(array).any()))
+        innermost = array.dtype.hasobject or (array.dtype.kind == "f" and np.count_nonzero(np.isnan(array)) > 0)
         if _masked((value,), array.ndim if innermost else array.ndim - 1):
             raise _of_mask(name)
     return array

@@ -43,6 +43,10 @@ _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", byte
 _MARKS: Final = (Required, NotRequired)  # of keys of a TypedDict
 
 
+class _UnknownDatatype(LoadFailed):
+    """Other text in capitals beside a type."""
+
+
 def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] = frozenset()) -> Signature:
     """method: `function` is one of a class and gets `self` first. names: of the inputs, as far as they are known.
 
@@ -190,7 +194,7 @@ def _whole_hints(outputs: Mapping[str, Any]) -> Mapping[str, Hint] | None:
 def _of_lists(outputs: Mapping[str, Any], *, of_rows: bool = False) -> dict[str, Hint]:
     """outputs: of `_by_output`. of_rows: each has a list of what they say of one row."""
     found = {name: _of_list(GenericAlias(list, own) if of_rows else own) for name, own in outputs.items()}
-    return {name: hint for name, hint in found.items() if hint is not None and hint.datatype}
+    return {name: hint for name, hint in found.items() if hint is not None and (hint.datatype or hint.shape)}
 
 
 def _of_list(hint: Any) -> Hint | None:
@@ -201,7 +205,7 @@ def _of_list(hint: Any) -> Hint | None:
         return element and replace(element, shape=None if element.shape is None else (-1, *element.shape))
     try:
         found = _hint_of(hint, "outputs")
-    except LoadFailed:  # other text, as a unit is, of what is in a list or a dict
+    except _UnknownDatatype:  # as a unit is, of what is in a list or a dict
         return None
     return found if found is None or found.scalar is None else replace(found, shape=())
 
@@ -234,7 +238,7 @@ def _hint_of(hint: Any, key: str = "inputs") -> Hint | None:
         for extra in extras:
             if isinstance(extra, str) and extra.isupper():
                 if extra not in NUMPY:
-                    raise LoadFailed(f"datatype {extra!r} in a type hint: expected one of {', '.join(NUMPY)}")
+                    raise _UnknownDatatype(f"datatype {extra!r} in a type hint: expected one of {', '.join(NUMPY)}")
                 datatype = extra
             elif isinstance(extra, tuple | list) and all(isinstance(size, int) and size >= -1 for size in extra):
                 shape = tuple(extra)

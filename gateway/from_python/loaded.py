@@ -5,7 +5,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from threading import Thread, current_thread
+from threading import local
 from typing import Any, Self
 
 import numpy as np
@@ -174,12 +174,12 @@ class AnswerParts(Iterator[Outputs]):
     def __init__(self, read: Callable[[], Outputs | None], end: Callable[[], None]) -> None:
         self._read = read
         self._end = end
-        self._closed_by: set[Thread] = set()  # their numbers are used again
+        self._closed = local()  # by this thread; others may get its number once it has ended
 
     def __next__(self) -> Outputs:
         """The next part. Raises: GatewayError, as `predict`; Cancelled, if another thread closed it before the last part."""
         try:
-            part = None if current_thread() in self._closed_by else self._read()  # who closed it knows that there is no more
+            part = None if hasattr(self._closed, "here") else self._read()  # who closed it knows that there is no more
         except BaseException:  # Ctrl-C too
             self.close()
             raise
@@ -189,7 +189,7 @@ class AnswerParts(Iterator[Outputs]):
 
     def close(self) -> None:
         """Stop the model at its next part, and free its session. Does nothing once the last part is made."""
-        self._closed_by.add(current_thread())
+        self._closed.here = True
         self._end()
 
     def __del__(self) -> None:

@@ -253,7 +253,7 @@ SINGLE_OUT = {"output_3": "BYTES", "output_0": "FP32", "output_1": "INT8", "outp
         (TensorSpec("sure", "BYTES", (-1,)), "BOOL [-1]"),
         (TensorSpec("name", "FP32", (-1,)), "BYTES [-1]"),
         (TensorSpec("half", "FP32", (-1,)), "FP16 [-1]"),
-        (TensorSpec("half", "INT8", (-1,)), "FP16 [-1]"),
+        (TensorSpec("half", "INT16", (-1,)), "FP16 [-1]"),
         (TensorSpec("wide", "UINT32", (-1,)), "INT32 [-1]"),
         (TensorSpec("output_0", "INT32", (-1,)), "FP64 [-1]"),
         (TensorSpec("output_0", "FP64", (-1, 3)), "FP64 [-1]"),

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +114,28 @@ def so_often(x: X) -> Iterator[tuple[npt.NDArray[np.float32], X]]:
         yield np.repeat(x, count, axis=1), x
 
 
+def rows_and_words(x: X) -> Iterator[tuple[X, list[str]]]:
+    yield x, ["a"]
+
+
+def rows_by_name(x: X) -> Iterator[dict[str, X]]:
+    yield {"y": x}
+
+
+class RowsAndWords(TypedDict):
+    y: Annotated[np.ndarray, (-1, 1)]
+    words: list[str]
+
+
+def rows_in_a_typed_dict(x: X) -> Iterator[RowsAndWords]:
+    yield {"y": x, "words": ["a"]}
+
+
+class Exemplified(Doubles):
+    inputs = ()
+    example: ClassVar = {"x": np.ones((2, 1), np.float32)}
+
+
 hidden = lambda inputs: Doubles().predict(inputs)  # noqa: E731  # as users write it
 
 
@@ -158,6 +180,11 @@ def test_sizes_of_a_part_are_open_where_no_type_hint_says_them() -> None:
     (output,) = backends.read("python", f"{__file__}:so_far").outputs
     assert (output.datatype, output.shape) == ("BYTES", (-1, -1))
     assert [output.shape for output in backends.read("python", f"{__file__}:so_often").outputs] == [(-1, -1), (-1, 1)]
+
+
+@pytest.mark.parametrize("name", ["rows_and_words", "rows_by_name", "rows_in_a_typed_dict", "Exemplified"])
+def test_sizes_of_a_part_are_those_that_the_class_or_the_type_of_an_output_says(name: str) -> None:
+    assert backends.read("python", f"{__file__}:{name}").outputs[0].shape == (-1, 1)
 
 
 def test_what_yields_in_secret_is_refused_with_what_to_write() -> None:

@@ -1,11 +1,13 @@
 """What type hints say of tensors, and how a function of each form is called."""
 
 import re
+import threading
 import typing
 from array import array as buffer
-from collections import deque, namedtuple
+from collections import UserList, deque, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from multiprocessing.sharedctypes import RawArray
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict, TypeVar
 
@@ -116,12 +118,40 @@ def test_an_alias_that_cannot_be_evaluated_is_named() -> None:
         (bool, "INT64", "one of BOOL$"),
         (str, "INT64", "one of BYTES$"),
         (float, "BYTES", "one of UINT8, .*, FP16, BF16, FP32, FP64$"),
-        (np.float32, "FP64", "one of FP16, FP32$"),
+        (np.float32, "FP64", "one of UINT8, UINT16, INT8, INT16, FP16, BF16, FP32$"),
+        (np.float16, "BF16", "one of UINT8, INT8, FP16$"),
+        (np.float32, "BOOL", "one of UINT8, "),
     ],
 )
 def test_a_datatype_whose_values_a_single_value_cannot_be_is_refused(scalar: Any, datatype: str, fitting: str) -> None:
     with pytest.raises(LoadFailed, match=f"datatype '{datatype}' in a type hint of {scalar.__name__}: expected {fitting}"):
         hinted(x=Annotated[scalar, datatype])
+
+
+@pytest.mark.parametrize(
+    ("scalar", "datatypes"),
+    [
+        (np.float16, "UINT8 INT8"),
+        (np.float32, "UINT8 UINT16 INT8 INT16 FP16 BF16"),
+        (np.float64, "UINT32 INT32 BF16 FP32"),
+        (np.int32, "UINT16 INT8"),
+    ],
+)
+def test_a_type_of_numpys_takes_each_datatype_whose_values_it_holds(scalar: Any, datatypes: str) -> None:
+    for datatype in datatypes.split():
+        given: list[Any] = []
+        largest = np.iinfo(datatype.lower()).max if "INT" in datatype else 1.5
+
+        def predict(x: Any) -> int:
+            given.append(x)  # noqa: B023  # run at once
+            return 0
+
+        predict.__annotations__["x"] = Annotated[scalar, datatype]
+        signature = signature_of(predict, method=False)
+        assert signature.input_specs() == (TensorSpec("x", datatype, (-1,)),)
+        call_by_name(predict, signature, {"x": np.array([largest], NUMPY[datatype])}, None)
+        assert given == [largest]
+        assert type(given[0]) is scalar
 
 
 def test_a_single_value_goes_into_a_wider_datatype_of_an_output() -> None:
@@ -130,6 +160,9 @@ def test_a_single_value_goes_into_a_wider_datatype_of_an_output() -> None:
     for scalar, datatype in ((float, "INT64"), (str, "INT64"), (int, "BOOL"), (float, "BYTES")):
         with pytest.raises(LoadFailed, match=f"datatype '{datatype}' in a type hint of {scalar.__name__}: expected one of"):
             hinted(x=int, returned=Annotated[scalar, datatype])
+        for within in (list[Annotated[scalar, datatype]], dict[str, Annotated[scalar, datatype]]):  # type: ignore[valid-type]
+            with pytest.raises(LoadFailed, match=f"datatype '{datatype}' in a type hint of {scalar.__name__}: expected one of"):
+                hinted(x=int, returned=within)
 
 
 def test_an_unknown_datatype_in_a_hint_is_named() -> None:
@@ -446,14 +479,39 @@ class GivesItsOwn:
         self.kept[index] = value
 
 
-class OfAModel(GivesItsOwn):
+class PointsAt:
+    """As `numpy.lib.stride_tricks.DummyArray`: its memory goes with it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.__array_interface__ = array, array.__array_interface__
+
+    def __setitem__(self, index: int, value: float) -> None:
+        self.array[index] = value
+
+
+class InItsWay(list[float]):
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.array([*self]) / 2
+
+
+class OfAModel(UserList[float]):
+    def __init__(self, values: list[float]) -> None:
+        super().__init__(values)
+        self.model = threading.Lock()  # which cannot be copied
+
+
+class Itself(np.ndarray):
     def __deepcopy__(self, memo: Any) -> Any:
-        raise AssertionError("what it holds is not copied with it")
+        return self
+
+    def copy(self, order: Any = None) -> Any:
+        return self
 
 
 FILLED_AGAIN: list[Any] = [
-    np.zeros(2), np.ma.masked_array([0.0, 0.0], mask=[False, False]), [0.0, 0.0], deque([0.0, 0.0]),
-    buffer("f", [0.0, 0.0]), GivesItsOwn(), OfAModel(), bytearray(2), memoryview(np.zeros(2)),
+    np.zeros(2), np.ma.masked_array([0.0, 0.0], mask=[False, False]), np.zeros(2).view(Itself), [0.0, 0.0], deque([0.0, 0.0]),
+    InItsWay([0.0, 0.0]), OfAModel([0.0, 0.0]), buffer("f", [0.0, 0.0]), RawArray("d", 2), GivesItsOwn(), PointsAt(np.zeros(2)),
+    bytearray(2), memoryview(np.zeros(2)),
 ]  # fmt: skip
 
 
@@ -480,6 +538,29 @@ def test_each_row_keeps_its_values_while_a_function_fills_one_object_again(fille
         expected = np.concatenate([each[name] for each in alone])
         assert (array.tolist(), array.dtype) == (expected.tolist(), expected.dtype)
         assert len({str(row) for row in array}) == 3
+
+
+@pytest.mark.parametrize("declared", [None, "FP64"])
+def test_memory_that_goes_with_an_answer_is_read_before(declared: str | None) -> None:
+    def predict(row: int) -> Any:
+        return {"y": PointsAt(np.full(2, float(row)))}
+
+    outputs = declared and specs(TensorSpec("y", declared, (-1, 2)))
+    found = call_by_name(predict, signature_of(predict, method=False), {"row": np.arange(4)}, outputs)
+    assert found["y"].tolist() == [[row, row] for row in range(4)]
+
+
+def test_each_row_keeps_its_texts_in_an_array_that_is_filled_again() -> None:
+    texts, inner = np.array(["", ""], object), np.array("?")
+    texts[1] = inner
+
+    def predict(row: int) -> Any:
+        texts[0], inner[...] = "abc"[row], "def"[row]
+        return texts
+
+    declared = specs(TensorSpec("output", "BYTES", (-1, 2)))
+    found = call_by_name(predict, signature_of(predict, method=False), {"row": np.arange(3)}, declared)
+    assert found["output"].tolist() == [["a", "d"], ["b", "e"], ["c", "f"]]
 
 
 Texts = Annotated[npt.NDArray[np.str_], (-1, 1)]

@@ -1,7 +1,9 @@
 """Models that answer in parts, from Python: `LoadedModel.stream`, and gRPC in memory."""
 
+import _thread
 import asyncio
 import gc
+import queue
 import threading
 import time
 import weakref
@@ -144,6 +146,33 @@ def test_whoever_reads_what_another_closed_before_is_told(model: gateway.LoadedM
     with ThreadPoolExecutor(1) as threads, pytest.raises(Cancelled):
         threads.submit(list, parts).result()
     assert list(parts) == []
+
+
+def test_a_thread_of_another_library_is_told_what_one_before_it_with_its_number_closed(model: gateway.LoadedModel) -> None:
+    parts = model.stream({"count": [0]})
+    next(parts)
+    told: queue.Queue[Any] = queue.Queue()
+
+    def close() -> None:
+        parts.close()
+        told.put(_thread.get_ident())
+
+    def read(number: int) -> None:
+        if _thread.get_ident() != number:
+            told.put(None)
+            return
+        try:
+            told.put(list(parts))
+        except Cancelled as exc:
+            told.put(exc)
+
+    _thread.start_new_thread(close, ())
+    number, found = told.get(timeout=PATIENCE_S), None
+    for _ in range(1000):
+        if found is None:
+            _thread.start_new_thread(read, (number,))
+            found = told.get(timeout=PATIENCE_S)
+    assert isinstance(found, Cancelled | None)  # None: no thread got that number
 
 
 def test_the_same_on_a_running_loop(model: gateway.LoadedModel) -> None:

@@ -20,7 +20,7 @@ UNREACHED = "the budget did not reach it"  # how it ends why nothing is known of
 UNAFFORDABLE = "its start could exceed --max-usd"  # how it begins why the money did not pay for a start
 CUT_OFF = "did not answer before the"  # how failures begin of what the end of time or money cut off
 INCOMPARABLE = "cannot be compared"  # how failures begin that are of the answers, and so of all that compute the same
-NO_REFERENCE = f"{INCOMPARABLE}: the reference"  # and those of the reference alone, which answered before
+NO_REFERENCE = f"{INCOMPARABLE}: the reference"  # and those that tell of the reference alone
 
 
 @dataclass(frozen=True, slots=True)

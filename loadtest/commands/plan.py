@@ -30,7 +30,9 @@ class PlannedCandidate:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAgreementTest:
-    """Of answers, before anything is loaded. kinds: of candidates. seconds: the most, of each. share: of all the time."""
+    """Of answers, before anything is loaded. kinds: of candidates, at least one of each. seconds: the most, of each. share: of
+    all the time.
+    """
 
     kinds: int
     reference: str
@@ -40,7 +42,7 @@ class PlannedAgreementTest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """profiles: shared by the candidates, of profile_seconds each. loaded: how many see real load at first; of those,
+    """profiles: at least, shared by the candidates, of profile_seconds each. loaded: how many see real load at first; of those,
     finalists up to their peak. It may be more, up to all: where these turn out dearer than others, or too few of them can be
     had. max_usd: the most it can cost; None: nothing is paid for. beside_usd_per_hour: of it, a load generator's part;
     0: it is this machine. refused: will not be started.
@@ -127,18 +129,21 @@ def show(plan: Plan, console: "Console") -> None:
     sources = {f"{c.price_basis}: {c.price_source}, {c.price_date or 'undated'}" for c in plan.candidates}
     for source in sorted(sources):
         console.print(f"prices, {source}", style="dim")
+    count = len(plan.candidates)
     if plan.comparison is not None:
         kinds = plan.comparison.kinds
         against = plan.comparison.reference
         console.print(
             f"First the answers of {kinds} kind{'s' * (kinds > 1)} of candidates are compared with "
             f"{against if against == EXPECTED else f'those of {against}'}: for seconds on a quiet machine, at most "
-            f"{plan.comparison.seconds:.0f} s each, and {plan.comparison.share:.0%} of the time in all."
+            f"{plan.comparison.seconds:.0f} s each, and {plan.comparison.share:.0%} of the time in all"
+            f"{'; more where one does not start' * (kinds < count)}."
         )
-    more = ", and others where these turn out dearer, or too few of them can be had" * (plan.finalists < len(plan.candidates))
+    more = ", and others where these turn out dearer, or too few of them can be had" * (plan.finalists < count)
     console.print(
-        f"{counted(len(plan.candidates), 'candidate')} {'has' if len(plan.candidates) == 1 else 'share'} "
-        f"{counted(plan.profiles, 'profile')} of {plan.profile_seconds:.0f} s; up to "
+        f"{counted(count, 'candidate')} {'has' if count == 1 else 'share'} "
+        f"{counted(plan.profiles, 'profile')} of {plan.profile_seconds:.0f} s"
+        f"{', more where one does not start' * (plan.profiles < count)}; up to "
         f"{plan.loaded} see real load at first, {plan.finalists} up to their peak{more}. "
         f"A start takes about {plan.start_seconds:.0f} s. "
         f"All in all {plan.minutes:g} minutes, {OVERLOAD:g} and {SAFE:g} times the winner's peak included."

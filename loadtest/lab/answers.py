@@ -113,7 +113,8 @@ def answers_of(
     answered = sum(answer is not None for answer in answers)
     if refusals and answered < LEAST_INPUTS:
         told = f"answered only {answered} of {len(requests)} requests in {seconds:.0f} s, {LEAST_INPUTS} are needed"
-        raise TargetError(f"{told}: {refusals[-1]}")
+        more = f": {UNREACHED}" * (answered > 0)  # with more time; who refuses all of them will refuse them again
+        raise TargetError(f"{told}: {refusals[-1]}{more}")
     return answers
 
 

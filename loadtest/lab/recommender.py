@@ -34,7 +34,7 @@ from loadtest.results import LoadSpec, RunResult
 from loadtest.search.events import (
     CUT_OFF,
     EXPECTED,
-    INCOMPARABLE,
+    NO_REFERENCE,
     NOT_STARTED,
     UNREACHED,
     Agree,
@@ -155,7 +155,7 @@ class Lab:
         """Take note of an event: predictions need profiles, and what was disturbed is measured again when it is quiet."""
         if isinstance(event, TakenBack):
             self._taken_back[event.entrant] += 1
-        elif isinstance(event, Profiled):
+        elif isinstance(event, Profiled) and not event.failure:
             self._profiles[event.group] = event
         elif isinstance(event, Measured):
             self._disturbed = not event.valid
@@ -309,12 +309,13 @@ class Lab:
             # It is the candidate itself, but where an interrupted search goes on.
             failure, answers = await self._ask(self._candidates[experiment.reference], test.files, experiment.seconds)
             if failure and experiment.entrant != experiment.reference:
-                failure = f"{INCOMPARABLE}: the reference {failure}"
+                failure = f"{NO_REFERENCE} {failure}"
             self._answers |= {} if failure else {experiment.reference: answers}
         if not failure:
             failure, theirs = await self._ask(candidate, test.files, experiment.seconds)
         if failure:
-            return Agreed(experiment.entrant, failure=failure, reference=experiment.reference)
+            event = Agreed(experiment.entrant, failure=failure, reference=experiment.reference)
+            return replace(event, short_s=experiment.seconds if cut_off(event) else 0.0)
         ours = self._answers[experiment.reference]
         if experiment.reference == EXPECTED:  # whoever wrote them down need not have done so for every output
             theirs = [

@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from loadtest.search.events import Entrant
 from loadtest.wording import counted
 
 BATCHING_SETTINGS = ("max_rows", "policy", "max_delay_ms")
+_NO_PART = ("name", "sessions", "usd_per_hour")  # keys of a backend that change nothing of what a batch takes
 ARCHITECTURES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
 
@@ -61,6 +62,12 @@ class CandidateSetup:
     full_precision: bool | None = None
     artifact_bytes: int | None = None
     pool: str = ""
+
+    @property
+    def called(self) -> str:
+        """Its backend's own name or kind, which others may have too."""
+        backend = self.document["models"][0]["backends"][0] if self.document else {"kind": self.backend}
+        return str(backend.get("name") or backend["kind"])
 
     @property
     def usd_per_hour(self) -> float:
@@ -271,11 +278,10 @@ class Expansion:
         collect(faults, "", partial(self._check_code, parsed.kind, options))
         if faults:
             raise UsageError("\n".join(faults))
-        label = ", ".join(f"{key} {value}" for key, value in settings.items())
-        group = {key: value for key, value in settings.items() if key not in ("sessions", *BATCHING_SETTINGS)}
+        name, group = _called(instance.instance_type, parsed.label, settings, instance.cpus)
         return CandidateSetup(
-            name=" ".join(filter(None, (instance.instance_type, parsed.label, f"({label})" if label else ""))),
-            group=f"{instance.instance_type} {parsed.label} {group} {instance.cpus}",
+            name=name,
+            group=group,
             instance_type=instance.instance_type,
             price=instance.price,
             basis=instance.basis,
@@ -322,6 +328,50 @@ class Expansion:
             mistake = mistakes[0]
             told = "; ".join(filter(None, (mistake.found, mistake.expected and f"expected {mistake.expected}", mistake.remedy)))
             raise UsageError(f"{self.at}: backend.model: {model!r}: {told}; paths count from the spec's folder")
+
+
+def _called(instance_type: str, backend: str, settings: Mapping[str, Any], cpus: tuple[int, ...]) -> tuple[str, str]:
+    """The name and the group of a candidate that a gateway serves."""
+    told = ", ".join(f"{key} {value}" for key, value in settings.items())
+    computing = {key: value for key, value in settings.items() if key not in ("sessions", *BATCHING_SETTINGS)}
+    name = " ".join(filter(None, (instance_type, backend, f"({told})" if told else "")))
+    return name, f"{instance_type} {backend} {computing} {cpus}"
+
+
+def told_apart(candidates: Sequence[CandidateSetup]) -> list[CandidateSetup]:
+    """The same; backends of one label that compute differently, as unnamed ones of one kind may, called by what differs.
+
+    Where none does, names and groups stay, and a journal of before goes on.
+    """
+    own: dict[str, list[dict[str, Any]]] = {}
+    for candidate in candidates:
+        if candidate.document and (computing := _computing(candidate)) not in own.setdefault(candidate.backend, []):
+            own[candidate.backend].append(computing)
+    found = []
+    for candidate in candidates:
+        alike = own[candidate.backend] if candidate.document else []
+        mine = _computing(candidate) if candidate.document else {}
+        label = candidate.backend
+        for key in (key for key in mine if any(each.get(key) != mine[key] for each in alike)):
+            models = [each[key] for each in alike if key in each]
+            label += f" {_brief(mine[key], models)}" if key == "model" else f" {key} {mine[key]}"
+        if label != candidate.backend:
+            name, group = _called(candidate.instance_type, label, candidate.settings, candidate.cpus)
+            candidate = replace(candidate, name=name, group=group, backend=label)
+        found.append(candidate)
+    return found
+
+
+def _computing(candidate: CandidateSetup) -> dict[str, Any]:
+    """What its backend says besides its settings of what a batch takes."""
+    backend = candidate.document["models"][0]["backends"][0]
+    return {key: value for key, value in backend.items() if key not in {*_NO_PART, *candidate.settings}}
+
+
+def _brief(model: object, others: Sequence[object]) -> str:
+    """Without its folder, where that tells it from the others."""
+    names = {Path(str(other)).name for other in others}
+    return Path(str(model)).name if len(names) == len(set(map(str, others))) else str(model)
 
 
 def _size(model: object) -> int | None:

@@ -23,7 +23,7 @@ from loadtest.load.payload_limits import check_size, range_of, values_of
 from loadtest.load.payloads import check_joined, distinct, read_requests
 from loadtest.measuring.asked import check_limits
 from loadtest.prices.catalogue import Catalogue
-from loadtest.question.candidates import CandidateSetup, Expansion, collect, oddities
+from loadtest.question.candidates import CandidateSetup, Expansion, collect, oddities, told_apart
 from loadtest.question.preflight import Refusals
 from loadtest.question.spec_file import (
     AnyLauncher,
@@ -177,6 +177,7 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
             candidates += collect(own, "", expand.candidates) or []
             faults += [line for line in own if not _follows(line, index in incomplete, "launcher" in bad)]
             whole = whole and not own
+    candidates = told_apart(candidates)
     names = [candidate.name for candidate in candidates]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         faults.append(f"{source}: candidates: listed twice: {', '.join(twice)}")
@@ -407,7 +408,7 @@ def _reference(wanted: str | None, candidates: Sequence[CandidateSetup]) -> tupl
     if not candidates:
         return None
     if wanted is not None:
-        for names in ([c.name for c in candidates], [c.backend for c in candidates]):
+        for names in ([c.name for c in candidates], [c.backend for c in candidates], [c.called for c in candidates]):
             if wanted in names:
                 return candidates[names.index(wanted)].name, ()
         known = list(dict.fromkeys(name for c in candidates for name in (c.backend, c.name)))

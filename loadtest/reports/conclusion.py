@@ -36,7 +36,7 @@ from loadtest.reports.recommendation import (
 from loadtest.reports.states import RecommendationState
 from loadtest.search.budget import LEAST_SECONDS
 from loadtest.search.curves import FrontPoint, cliff, curve, front
-from loadtest.search.events import UNREACHED, Agreed, Measured, Question
+from loadtest.search.events import Agreed, Measured, Question
 from loadtest.search.knowledge import MOST_INVALID
 from loadtest.search.next_load import MOST_VAIN, PRECISION
 from loadtest.search.ranking import rank
@@ -200,9 +200,11 @@ def _is_open(outcome: SearchOutcome) -> bool:
 
 
 def _incomparable(outcome: SearchOutcome) -> bool:
-    """No candidate's answers could be compared: nothing is known of any."""
+    """No candidate's answers could be compared, and time or money would not help: nothing is known of any."""
+    if any(standing.unreached for standing in outcome.standings):
+        return False
     agreements = (standing.agreement for standing in outcome.standings)
-    compared = [agreed for agreed in agreements if agreed is not None and not agreed.failure.endswith(UNREACHED)]
+    compared = [agreed for agreed in agreements if agreed is not None]
     return bool(compared) and all(agreed.agreement is None for agreed in compared)
 
 

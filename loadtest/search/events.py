@@ -20,6 +20,7 @@ UNREACHED = "the budget did not reach it"  # how it ends why nothing is known of
 UNAFFORDABLE = "its start could exceed --max-usd"  # how it begins why the money did not pay for a start
 CUT_OFF = "did not answer before the"  # how failures begin of what the end of time or money cut off
 INCOMPARABLE = "cannot be compared"  # how failures begin that are of the answers, and so of all that compute the same
+NO_REFERENCE = f"{INCOMPARABLE}: the reference"  # and those that tell of the reference alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Entrant:
     """What the search must know of a candidate.
 
     Entrants of one group share a profile; those of one numerics ("": none but itself) compute the same, and share an agreement.
+    A pool is of one instance type.
     max_count: the most instances that can be had, of all entrants of one pool ("": none but itself) together; None: any number.
     """
 
@@ -132,9 +134,7 @@ class Agree:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measure t(rows, concurrency) at these rows and concurrency 1 .. sessions, interleaved, on the widest entrant of the group
-    that may yet be measured.
-    """
+    """Measure t(rows, concurrency) at these rows and concurrency 1 .. sessions, interleaved, on one entrant of the group."""
 
     entrant: str
     group: str
@@ -353,8 +353,9 @@ def cut_off(event: "Event") -> bool:
     """Whether time or money ended before it did: it costs what it took, and is no evidence."""
     if isinstance(event, Predicted | TakenBack):
         return False
-    failure = event.failure  # older journals have an unpaid start, as of a reference, without UNREACHED at its end
-    return failure.startswith(CUT_OFF) or failure.endswith(UNREACHED) or f"{NOT_STARTED}: {UNAFFORDABLE}" in failure
+    failure = event.failure  # older journals have an unpaid start, or a short comparison, without UNREACHED at its end
+    older = f"{NOT_STARTED}: {UNAFFORDABLE}" in failure or "requests in the time there was" in failure
+    return older or failure.startswith(CUT_OFF) or failure.endswith(UNREACHED)
 
 
 def of_one(event: Agreed) -> bool:

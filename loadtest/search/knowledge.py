@@ -3,12 +3,14 @@
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from loadtest.search.budget import agree_seconds, decisive_seconds, verify_seconds
+from loadtest.search.budget import AGREE_MOST, agree_seconds, decisive_seconds, verify_seconds
 from loadtest.search.events import (
     EXPECTED,
+    NO_REFERENCE,
+    NOT_STARTED,
     SEARCHING,
     Agreed,
     Entrant,
@@ -22,8 +24,10 @@ from loadtest.search.events import (
     Spent,
     TakenBack,
     cut_off,
+    of_one,
 )
-from loadtest.search.standing import Standing
+from loadtest.search.standing import Standing, misses
+from loadtest.wording import counted
 
 UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
 CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
@@ -33,8 +37,8 @@ MOST_INVALID = 3  # runs in a row; then the others come first
 class Knowledge:
     """All that the events so far tell. It is a function of them alone, so that a search goes on from its journal.
 
-    standings: by entrant. profiles: by group. agreed: by entrant and reference, as far as answers were compared. taken_back:
-    how often the entrant's machine was.
+    standings: by entrant. profiles: by group. agreed: by entrant and reference, as far as answers were compared. failed: of
+    which groups and kin the last server that was tried failed. taken_back: how often the entrant's machine was.
     """
 
     def __init__(self, question: Question, events: Sequence[Entry]) -> None:
@@ -45,6 +49,7 @@ class Knowledge:
         }
         self.profiles: dict[str, Profiled] = {}
         self.agreed: dict[tuple[str, str], Agreed] = {}
+        self.failed: set[object] = set()
         self.short_s: dict[str, float] = {}  # entrant -> the last comparison of its answers, of those that were too short
         self.taken_back: Counter[str] = Counter()
         self.spent = Spent(question)
@@ -52,9 +57,10 @@ class Knowledge:
         self._up: dict[str, None] = {}  # the entrants that run, the last one that was asked for behind
         self._ended: set[str] = set()  # entrants of whom no more is asked, as the end of time or money cut them off
         for event in events:
-            if isinstance(event, Paid) or not cut_off(event):
+            gone = isinstance(event, Agreed) and event.failure.startswith(NO_REFERENCE)
+            if isinstance(event, Paid) or not (cut_off(event) or gone):
                 self.take(event)
-            else:  # there may be more of either now
+            else:  # there may be more of either now, or the reference may start
                 self._pay(event)
         self._up.clear()
 
@@ -72,17 +78,21 @@ class Knowledge:
             return
         if isinstance(event, Profiled):
             members = (entrant for entrant in self.question.entrants if entrant.group == event.group)
-            standing = self.standings[event.entrant or widest(members).name]
+            entrant = self.standings[event.entrant or widest(members).name].entrant
             if event.failure:
-                standing.out = standing.out or event.failure
+                self._fail(entrant, event.failure, lambda other: other.group)
             else:
                 self.profiles[event.group] = event
-            self._started(standing.entrant, event)
+            self._started(entrant, event)
             return
         standing = self.standings[event.entrant]
         if isinstance(event, Agreed):
             self.agreed[event.entrant, self._compared_with(event)] = event
             self._is_up(event.entrant, True)
+            if not event.failure:
+                self.failed.discard(kin(standing.entrant))
+            elif of_one(event) and (self.question.min_agreement is not None or event.failure.startswith(NOT_STARTED)):
+                self._fail(standing.entrant, event.failure, kin)
             return
         if isinstance(event, Predicted):
             standing.predictions.append(event)
@@ -97,6 +107,41 @@ class Knowledge:
         if event.failure and event.purpose in SEARCHING:
             standing.out = event.failure
 
+    def _fail(self, entrant: Entrant, failure: str, alike: Callable[[Entrant], object]) -> None:
+        """Its server failed: so would those of as many sessions that are alike. Where two do, so would those of more.
+
+        A server of fewer sessions may need less memory; what no number of sessions mends fails twice, and is tried no more.
+        """
+        standing = self.standings[entrant.name]
+        standing.out = standing.out or failure
+        others = [each for each in self.standings.values() if alike(each.entrant) == alike(entrant)]
+        fewest = ", the fewest" * (entrant.sessions == min(each.entrant.sessions for each in others))
+        told = f"not tried; with {counted(entrant.sessions, 'session')}{fewest}: {failure}"
+        for other in others:
+            more = other.entrant.sessions > entrant.sessions and self.has_failed(entrant)
+            if (more or other.entrant.sessions == entrant.sessions) and not other.runs:
+                other.out = other.out or told
+        self.failed.add(alike(entrant))
+
+    def has_failed(self, entrant: Entrant) -> bool:
+        """Whether the last server of those like it that was tried failed."""
+        return entrant.group in self.failed or kin(entrant) in self.failed
+
+    def share_agreements(self) -> None:
+        """What is known of one of a numerics holds for all of it. Where its server failed another is asked, unless nothing
+        depends on it.
+        """
+        standings = self.standings
+        for entrants in by_numerics(self.question.entrants):
+            known = [agreed for entrant in entrants if (agreed := standings[entrant.name].agreement)]
+            shared = next((agreed for agreed in known if not of_one(agreed)), None)
+            if known and shared is None and self.question.min_agreement is None:
+                shared = replace(known[0], failure=f"another that computes the same {known[0].failure}")
+            for standing in (standings[entrant.name] for entrant in entrants):
+                standing.agreement = standing.agreement or shared
+                if standing.agreement:
+                    standing.out = standing.out or misses(standing.agreement, self.question.min_agreement)
+
     def _pay(self, event: Entry) -> None:
         self.spent.add(event)
         if isinstance(event, Profiled | Measured) and cut_off(event):
@@ -107,7 +152,7 @@ class Knowledge:
     def _end(self, event: Event) -> None:
         if isinstance(event, Profiled):
             for standing in self.standings.values():
-                if standing.entrant.group == event.group:
+                if standing.entrant.group == event.group and self.lacks_profile(standing):
                     standing.out = standing.out or event.failure
             return
         if isinstance(event, Agreed):
@@ -163,6 +208,13 @@ class Knowledge:
         claimed = [standing for standing in self.contenders if standing.claimed_rps]
         held = UNPROVEN if self.claims(claimed) else 1.0
         return sorted(claimed, key=lambda each: self.question.cost(each.entrant, each.peak_rps or held * each.held_rps))
+
+    def lacks_profile(self, standing: Standing) -> bool:
+        """Whether its group has none, or one with fewer sessions, of which nothing was predicted for it yet."""
+        if (profile := self.profiles.get(standing.entrant.group)) is None:
+            return True
+        narrower = profile.entrant and standing.entrant.sessions > self.standings[profile.entrant].entrant.sessions
+        return bool(narrower) and not standing.predictions
 
     def claims(self, shortlist: Sequence[Standing]) -> list[Standing]:
         """Those with a proven rate, the cheapest at that first."""
@@ -236,6 +288,16 @@ class Knowledge:
         """As `budget.agree_seconds`."""
         return agree_seconds(self.left_seconds(), self.short_s.get(entrant.name, 0.0))
 
+    @property
+    def has_compared_enough(self) -> bool:
+        """Whether so much of the budget is spent that nobody new is compared."""
+        return self.spent.seconds > AGREE_MOST * self.question.seconds
+
+    def has_longer(self, entrant: Entrant, short_s: float) -> bool:
+        """Whether another comparison of its answers would have more time than that."""
+        seconds = self.agree_seconds(entrant)
+        return seconds > short_s and not self.has_compared_enough and self.affords(seconds, entrant)
+
     def decisive_seconds(self, rps: float) -> float:
         """As `budget.decisive_seconds`, for this question's SLO."""
         return decisive_seconds(max(self.question.limit_ms, self.question.longest_ms), rps)
@@ -244,3 +306,26 @@ class Knowledge:
 def widest(entrants: Iterable[Entrant]) -> Entrant:
     """The one with most sessions: a profile of it serves its group."""
     return max(entrants, key=lambda entrant: entrant.sessions)
+
+
+def narrowest(entrants: Iterable[Entrant]) -> Entrant:
+    """The one with the fewest sessions: it may start where others do not."""
+    return min(entrants, key=lambda entrant: entrant.sessions)
+
+
+def numerics(entrant: Entrant) -> str:
+    """Equal for all that compute the same."""
+    return entrant.numerics or entrant.name
+
+
+def by_numerics(entrants: Sequence[Entrant]) -> Iterable[list[Entrant]]:
+    """Those that compute the same together, in the order of the first of each."""
+    found: dict[str, list[Entrant]] = {}
+    for entrant in entrants:
+        found.setdefault(numerics(entrant), []).append(entrant)
+    return found.values()
+
+
+def kin(entrant: Entrant) -> tuple[str, str]:
+    """Equal for all that compute the same on the same instance type: as a server, one fails as another does."""
+    return numerics(entrant), entrant.pool or entrant.group

@@ -15,7 +15,7 @@ from dataclasses import replace
 from loadtest.search.budget import AGREE_MOST, AGREE_SHARE, LEAST_SECONDS, LONGER, profile_seconds, verify_seconds
 from loadtest.search.events import (
     EXPECTED,
-    INCOMPARABLE,
+    NO_REFERENCE,
     UNREACHED,
     Agree,
     Agreed,
@@ -32,7 +32,7 @@ from loadtest.search.events import (
     cut_off,
     of_one,
 )
-from loadtest.search.knowledge import Knowledge, widest
+from loadtest.search.knowledge import Knowledge, by_numerics, kin, narrowest, numerics, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hoped_fleet, hoped_rps, load_of, next_load
 from loadtest.search.standing import Name, SearchOutcome, Sentence, Standing, agreement_text, listed, misses
 from loadtest.wording import attained, counted, percent, rate, usd
@@ -60,10 +60,6 @@ def powers_up_to(most: int) -> tuple[int, ...]:
     return tuple(sorted({*(2**n for n in range(most.bit_length())), most}))
 
 
-def _numerics(entrant: Entrant) -> str:
-    return entrant.numerics or entrant.name
-
-
 class _Search:
     def __init__(self, known: Knowledge) -> None:
         self._known = known
@@ -74,8 +70,11 @@ class _Search:
         self._lacking: tuple[Sentence, ...] = ()
 
     def run(self) -> Generator[Asked, Answered, SearchOutcome]:
-        yield from self._agree()
-        yield from self._profile()
+        if self._reference:
+            yield from self._settle_reference()
+        for again in (False, True):  # what failed is tried again when all others were tried
+            yield from self._agree(again=again)
+            yield from self._profile(again=again)
         yield from self._predict()
         if len(loads := first_loads(self._known)) > 1:
             yield from self._ask_all(loads)
@@ -116,62 +115,76 @@ class _Search:
 
     # Agreement, profiles and predictions: what is known of a candidate before it sees traffic.
 
-    def _agree(self) -> Steps:
-        """Compare the answers of each numerics with the reference's, before anything else is spent on it."""
-        if not self._reference:
-            return
-        left: dict[str, list[Entrant]] = {}
-        for entrant in self._question.entrants:
-            left.setdefault(_numerics(entrant), []).append(entrant)
-        reference = yield from self._settle_reference()
-        while left := {numerics: new for numerics, entrants in left.items() if (new := self._share_agreement(entrants))}:
-            asked = [widest(entrants) for entrants in left.values()]
-            failed = reference.failure if reference is not None else ""
-            if not failed:
-                yield from self._compare_all(asked)
-            for entrant in asked:
-                event = Agreed(entrant.name, failure=f"{INCOMPARABLE}: the reference {failed}")
-                self._known.standings[entrant.name].agreement = event if failed else (yield from self._compare(entrant))
+    def _agree(self, *, again: bool) -> Steps:
+        """Compare the answers of each numerics with the reference's, before anything else is spent on it.
 
-    def _share_agreement(self, entrants: Sequence[Entrant]) -> list[Entrant]:
-        """What is known of one of a numerics holds for all of it. Of whom nothing is: who was asked failed as a server."""
-        standings = [self._known.standings[entrant.name] for entrant in entrants]
-        shared = next((each.agreement for each in standings if each.agreement and not of_one(each.agreement)), None)
-        for standing in standings:
-            standing.agreement = standing.agreement or shared
-            if standing.agreement:
-                standing.out = standing.out or misses(standing.agreement, self._question.min_agreement)
-        return [standing.entrant for standing in standings if standing.agreement is None]
-
-    def _settle_reference(self) -> Generator[Asked, Answered, Agreed | None]:
-        """Ask the reference, or whoever stands in for it: first who computes the same. The last of them, if all fail. None: the
-        requests bring answers.
+        again: also where that came to nothing before; else one of each.
         """
-        if self._reference == EXPECTED:
-            return None
-        by_sessions = sorted(self._question.entrants, key=lambda entrant: entrant.sessions)  # few may start where many do not
-        left: list[Entrant] = []
-        for name in (self._question.reference, *self._question.stand_ins):
-            first = self._known.standings[name].entrant
-            left += [first, *(each for each in by_sessions if each != first and _numerics(each) == _numerics(first))]
-        replaced: list[Sentence] = []
-        while left:
-            entrant, *left = left
+        known = self._known
+        while asked := self._uncompared(again=again):
+            yield from self._compare_all(asked)
+            for entrant in asked:
+                event = yield from self._compare(entrant, again=again)
+                if again or not self._is_open(event):
+                    known.standings[entrant.name].agreement = event
+            known.share_agreements()
+            if not again:
+                return
+
+    def _uncompared(self, *, again: bool) -> list[Entrant]:
+        """Whom to ask, one of each numerics: the widest; where a server failed, the narrowest, which may start all the same."""
+        known, found = self._known, []
+        for entrants in by_numerics(self._question.entrants):
+            left = [entrant for entrant in entrants if self._awaits_agreement(known.standings[entrant.name])]
+            new = [entrant for entrant in left if kin(entrant) not in known.failed]
+            tried = any(kin(each) in known.failed or each.name in known.short_s for each in entrants)
+            if left and (again or not tried):
+                found.append(widest(new) if new else narrowest(left))
+        return found
+
+    def _awaits_agreement(self, standing: Standing) -> bool:
+        return bool(self._reference) and standing.agreement is None and not standing.out
+
+    def _is_open(self, event: Agreed) -> bool:
+        """Whether to ask again, once all others were asked: it had too little time, or it was the reference that failed."""
+        short = event.short_s > 0 and self._question.min_agreement is not None  # else nothing depends on it
+        return short or event.failure.startswith(NO_REFERENCE)
+
+    def _settle_reference(self) -> Steps:
+        """Ask the reference, or who stands in for it: first one that computes the same, that with the fewest sessions."""
+        known, event = self._known, None
+        names = () if self._reference == EXPECTED else (self._question.reference, *self._question.stand_ins)
+        waiting = [known.standings[name].entrant for name in names]
+        tried: set[str] = set()
+        replaced: list[tuple[bool, Sentence]] = []
+        while waiting:
+            entrant = waiting[0]
             self._reference = entrant.name
-            event = yield from self._compare(entrant)
-            self._known.standings[entrant.name].agreement = event
+            event = yield from self._compare(entrant, again=True)
+            known.standings[entrant.name].agreement = event
             if not event.failure:
-                self._notes += replaced
                 break
-            if not of_one(event):
-                left = [each for each in left if _numerics(each) != _numerics(entrant)]
-            if left:
+            same = numerics(entrant)
+            alike = [each for each in self._question.entrants if numerics(each) == same and each != entrant]
+            alike = [each for each in alike if not known.standings[each.name].out]
+            waiting = [each for each in waiting if numerics(each) != same]
+            if alike and of_one(event) and same not in tried:
+                waiting.insert(0, narrowest(alike))
+            tried.add(same)
+            if waiting:
                 told = f" {event.failure}: "
-                replaced.append(("the reference ", Name(entrant.name), told, Name(left[0].name), " stands in for it"))
-        if event.agreement is not None and misses(event, self._question.min_agreement):
+                stands_in = ("the reference ", Name(entrant.name), told, Name(waiting[0].name), " stands in for it")
+                replaced.append((cut_off(event), stands_in))
+        if event is not None and (not event.failure or cut_off(event)):
+            self._notes += [stands_in for cut, stands_in in replaced if not (cut and event.failure)]
+        for name, standing in known.standings.items():
+            standing.agreement = standing.agreement or known.agreed.get((name, self._reference))
+            if event is not None and event.failure and standing.agreement is None:
+                standing.agreement = Agreed(name, failure=f"{NO_REFERENCE} {event.failure}")
+        known.share_agreements()
+        if event is not None and event.agreement is not None and misses(event, self._question.min_agreement):
             told = f" agrees only {agreement_text(event.agreement)} with itself: its answers differ from one time to the next"
             self._notes.append(("the reference ", Name(event.entrant), told))
-        return event
 
     def _compare_all(self, entrants: Sequence[Entrant]) -> Steps:
         """At the same time, where the question allows it; what is left is compared one by one."""
@@ -188,11 +201,12 @@ class _Search:
             if len(together) > 1:
                 yield from self._ask_all(together)
 
-    def _compare(self, entrant: Entrant) -> Generator[Asked, Answered, Agreed]:
-        """With the reference of now: another one may have stood in for it in what is known."""
+    def _compare(self, entrant: Entrant, *, again: bool) -> Generator[Asked, Answered, Agreed]:
+        """With the reference of now: another one may have stood in for it in what is known. again: where that told nothing."""
         known, pair = self._known, (entrant.name, self._reference)
-        if pair not in known.agreed:
-            spent = known.spent.seconds > AGREE_MOST * self._question.seconds
+        agreed = known.agreed.get(pair)
+        if agreed is None or (again and agreed.failure.startswith(NO_REFERENCE)):
+            spent = known.has_compared_enough
             if spent or not known.affords(LEAST_SECONDS, entrant):
                 half = f"{percent(AGREE_MOST)} of it had gone to comparisons of answers before that of"
                 if spent:
@@ -200,25 +214,34 @@ class _Search:
                 else:
                     self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
                 return Agreed(entrant.name, failure=f"was not compared: {UNREACHED}")
-            yield from self._ask(Agree(entrant.name, self._reference, known.agree_seconds(entrant)))
-        agreed = known.agreed[pair]
-        if agreed.short_s:
-            if self._question.min_agreement is not None:  # else nothing depends on it
-                short = f"{agreed.short_s:.0f} s were too short for a comparison of the answers of"
-                self._unreached.setdefault(short, []).append(entrant.name)
-        elif cut_off(agreed):
+            agreed = yield from self._compare_now(entrant)
+        while again and agreed.short_s and self._is_open(agreed) and known.has_longer(entrant, agreed.short_s):
+            agreed = yield from self._compare_now(entrant)
+        if again and agreed.short_s and self._is_open(agreed):
+            short = f"{agreed.short_s:.0f} s were too short for a comparison of the answers of"
+            self._unreached.setdefault(short, []).append(entrant.name)
+        elif cut_off(agreed) and not agreed.short_s:
             self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
         return agreed
 
-    def _profile(self) -> Steps:
+    def _compare_now(self, entrant: Entrant) -> Generator[Asked, Answered, Agreed]:
+        yield from self._ask(Agree(entrant.name, self._reference, self._known.agree_seconds(entrant)))
+        return self._known.agreed[entrant.name, self._reference]
+
+    def _profile(self, *, again: bool) -> Steps:
+        """again: also where that failed before; else one of each group."""
         known, parallel = self._known, self._question.parallel
-        seconds = profile_seconds(self._question, max(1, len({standing.entrant.group for standing in known.contenders})))
-        while left := self._unprofiled():
+        groups = {standing.entrant.group for standing in known.contenders} | known.profiles.keys()
+        groups |= {entrant.group for entrant in self._question.entrants if entrant.group in known.failed}
+        seconds = profile_seconds(self._question, max(1, len(groups)))
+        while left := self._unprofiled(again=again):
             together: list[Profile] = []
             per_hour = 0.0
             for group, members in list(left.items())[:parallel]:
-                asked = widest(standing.entrant for standing in members)
-                rows = powers_up_to(max(standing.entrant.max_rows for standing in members))
+                entrants = [standing.entrant for standing in members]
+                fails = group not in known.profiles and known.has_failed(entrants[0])
+                asked = narrowest(entrants) if fails else widest(entrants)
+                rows = powers_up_to(max(each.entrant.max_rows for each in known.contenders if each.entrant.group == group))
                 if known.affords(seconds + known.start_s, asked, besides_usd_per_hour=per_hour):
                     together.append(Profile(asked.name, group, rows, asked.sessions, seconds))
                     per_hour += asked.usd_per_hour
@@ -232,14 +255,17 @@ class _Search:
                 if cut := [standing.entrant.name for standing in left[profile.group] if standing.unreached]:
                     self._lack(seconds + known.start_s, "a profile of", cut)
 
-    def _unprofiled(self) -> dict[str, list[Standing]]:
-        """By group, who may yet be measured, where nobody was profiled. One that failed puts out itself alone: a narrower one
-        may need less memory.
+    def _unprofiled(self, *, again: bool) -> dict[str, list[Standing]]:
+        """By group, who is to be profiled next. First one of each group, its widest; then, where that failed, its narrowest,
+        which may need less memory; and where that did not, those between, the widest first.
         """
-        left: dict[str, list[Standing]] = {}
-        for standing in self._known.contenders:
-            if standing.entrant.group not in self._known.profiles:
-                left.setdefault(standing.entrant.group, []).append(standing)
+        known = self._known
+        stages: list[dict[str, list[Standing]]] = [{}, {}, {}]
+        for standing in known.contenders:
+            if known.lacks_profile(standing) and not self._awaits_agreement(standing):
+                stage = 2 if standing.entrant.group in known.profiles else int(known.has_failed(standing.entrant))
+                stages[stage].setdefault(standing.entrant.group, []).append(standing)
+        left = next((stage for stage in stages[: 3 if again else 1] if stage), {})
         if self._question.parallel > 1:  # who is cheap is started first, and answers first
             return dict(sorted(left.items(), key=lambda each: each[1][0].entrant.usd_per_hour))
         return left

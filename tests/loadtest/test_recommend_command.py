@@ -81,12 +81,15 @@ def test_a_plan_names_candidates_prices_and_time_and_starts_nothing(tmp_path: Pa
     assert main(["plan", write(tmp_path), "--budget-minutes", "12"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "c8g.large synthetic (sessions 2)" in told
-    assert "4 candidates share 2 profiles of 30 s; up to 4 see real load at first, 2 up to their peak, and others where" in told
+    assert "4 candidates share 2 profiles of 30 s, more where one does not start; up to 4 see real load at first, " in told
+    assert "2 up to their peak, and others where" in told
     assert "12 minutes" in told
     assert "Costs nothing" in told
     one = [{"instances": ["c7i.large"], "backend": {"kind": "synthetic", "fixed_ms": 4}}]
     assert main(["plan", write(tmp_path, candidates=one)]) == 0
-    assert "up to 1 see real load at first, 1 up to their peak. A start" in " ".join(capsys.readouterr().out.split())
+    assert "1 profile of 30 s; up to 1 see real load at first, 1 up to their peak. A start" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 @pytest.mark.slow
@@ -105,7 +108,9 @@ def test_a_plan_tells_of_the_comparison_of_answers_and_its_time(tmp_path: Path, 
         "First the answers of 2 kinds of candidates are compared with those of c7i.large echo: for seconds on a quiet machine, "
         "at most 24 s each, and 50% of the time in all."
     ) in planned("2", candidates=[exact, fast], payload=files)
-    assert "at most 60 s each" in planned("45", candidates=[exact, fast], payload=files)
+    wide = {**exact, "settings": {"sessions": [1, 2]}}
+    told = "at most 60 s each, and 50% of the time in all; more where one does not start."
+    assert told in planned("45", candidates=[wide, fast], payload=files)
     answered = {"files": [requests_file(tmp_path, 301, expected=True)]}
     assert "1 kind of candidates are compared with the expected answers:" in planned("2", candidates=[exact], payload=answered)
     assert "compared" not in planned("2", candidates=[exact], payload=files)

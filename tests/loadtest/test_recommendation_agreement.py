@@ -11,19 +11,23 @@ from tests.loadtest.simulated_lab import Truth
 from tests.loadtest.test_spec_agreement import requests_file
 
 EXACT, FAST = "c7i.large echo", "c7i.large sum"
+EXACT_TRUTH = Truth(200)
 
 
-def recommended(folder: Path, min_agreement: float | None, fast: Truth) -> Recommendation:
+def recommended(
+    folder: Path, min_agreement: float | None, fast: Truth, *, exact: Truth = EXACT_TRUTH, minutes: float = 30
+) -> Recommendation:
     """Of an exact candidate, and one that is twice as fast."""
     backend = {"kind": "synthetic", "fixed_ms": 4, "row_ms": 1}
     candidates: list[dict[str, Any]] = [
         {"instances": ["c7i.large"], "backend": {**backend, "name": output, "output": output}} for output in ("echo", "sum")
     ]
     return example_recommendation(
-        {EXACT: Truth(200), FAST: fast},
+        {EXACT: exact, FAST: fast},
         candidates=candidates,
         payload={"files": [requests_file(folder, 300)]},
         slo={"p99_ms": 50, "min_agreement": min_agreement},
+        budget={"minutes": minutes},
     )
 
 
@@ -60,6 +64,15 @@ def test_who_could_not_be_compared_wins_only_where_any_answers_are_allowed(tmp_p
     assert allowed.warnings[0].startswith(
         "the winner's answers could not be judged: cannot be compared: its output y is FP32 [1, 3]"
     )
+
+
+def test_a_reference_that_the_budget_did_not_reach_is_not_proven_yet(tmp_path: Path) -> None:
+    broken = Truth(200, failure="did not start: no module named foo")
+    found = recommended(tmp_path, 0.999, Truth(400), exact=broken, minutes=0.15)
+    assert found.state == "not proven"
+    assert "--resume --budget-minutes" in found.command
+    assert "Stop what else runs here" not in found.answer
+    assert found.notes[0] == "the reference B did not start: no module named foo: A stands in for it"
 
 
 def test_the_document_keeps_agreements(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from loadtest.question.preflight import Refusals
 from loadtest.question.spec import SearchSpec
 from loadtest.results import LoadSpec, RunResult, read_run
 from loadtest.search.budget import decisive_seconds
-from loadtest.search.events import CUT_OFF, UNREACHED, Load, Measured, Profile, Profiled, cut_off
+from loadtest.search.events import CUT_OFF, UNREACHED, Load, Measured, Predict, Profile, Profiled, Timing, cut_off
 from loadtest.search.knowledge import Knowledge
 from loadtest.verdict.decision import JudgedRequests, judge
 from tests.file_limit import no_file_longer_than
@@ -234,6 +234,11 @@ def test_what_does_not_start_is_an_event_and_no_exception(spec: SearchSpec) -> N
     assert isinstance(profiled, Profiled)
     assert profiled.failure == measured.failure == "did not start: ended with code 1 before it was ready: no such model"
     assert profiled.entrant == name
+    # Nor is the profile lost that another of the group has.
+    group = spec.candidates[0].group
+    for event in (Profiled(group, (Timing(1, 1, 400.0),)), dataclasses.replace(profiled, group=group)):
+        lab.remember(event)
+    assert answer(lab, Predict(name)).why.startswith("one request alone takes 400 ms")
 
 
 def test_what_dies_in_mid_run_is_out_with_its_last_words(spec: SearchSpec) -> None:

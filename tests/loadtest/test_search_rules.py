@@ -114,18 +114,28 @@ def test_a_group_is_profiled_on_its_widest_at_all_its_sizes() -> None:
     assert asked_next(asked, [Profiled("g", (Timing(1, 1, 5.0),))]) == Profile("c", "h", (1, 2), 1, 10.0)
 
 
-def test_the_next_narrower_is_profiled_where_the_widest_cannot_be() -> None:
+def test_where_the_widest_cannot_be_profiled_the_narrowest_is_and_then_those_between() -> None:
     entrants = tuple(Entrant(f"c{sessions}", "g", 1.0, sessions, 8) for sessions in (1, 4, 2))
     asked, failure = Question(entrants, 0.99, 50, 200), "did not start: out of memory"
     older = Profiled("g", failure=failure)  # as an older journal has it: of the widest
-    assert asked_next(asked, [older]) == Profile("c2", "g", (1, 2, 4, 8), 2, 20.0)
-    assert asked_next(asked, [older, Profiled("g", failure=failure, entrant="c2")]) == Profile("c1", "g", (1, 2, 4, 8), 1, 20.0)
-    cut = Profiled("g", failure=f"{CUT_OFF} time ended: {UNREACHED}", entrant="c2")
+    narrow, between = (Profile(f"c{sessions}", "g", (1, 2, 4, 8), sessions, 20.0) for sessions in (1, 2))
+    assert asked_next(asked, [older]) == narrow
+    before = [older, Profiled("g", failure=failure, entrant="c2")]  # one by one, as the version before asked
+    assert asked_next(asked, before) == narrow
+    cut = Profiled("g", failure=f"{CUT_OFF} time ended: {UNREACHED}", entrant="c1")
     steps = search(asked, [older])
     next(steps)
     with pytest.raises(StopIteration) as stop:
         steps.send(cut)
     assert [standing.out for standing in stop.value.value.standings] == [cut.failure, failure, cut.failure]
+    # What is known of the narrowest remains, whatever becomes of those between.
+    known = [older, Profiled("g", (Timing(1, 1, 5.0),), entrant="c1")]
+    assert asked_next(asked, known) == between
+    for failed in (Profiled("g", failure=failure, entrant="c2"), replace(cut, entrant="c2")):
+        steps = search(asked, known)
+        next(steps)
+        assert steps.send(failed) == Predict("c1")
+    assert asked_next(asked, [*known, Profiled("g", (Timing(1, 1, 5.0),), entrant="c2")]) == Predict("c1")
 
 
 @pytest.mark.parametrize(("left_s", "reached"), [(7.0, True), (6.9, False)])

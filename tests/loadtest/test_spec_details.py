@@ -47,6 +47,38 @@ def only(catalogue: Catalogue, **keys: Any) -> CandidateSetup:
     return found
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "called"),
+    [
+        ({"kind": "python", "model": "a/slow.py:M"}, {"model": "good.py:M"}, ["python slow.py:M", "python good.py:M"]),
+        ({"kind": "python", "model": "a/m.py:M"}, {"model": "b/m.py:M"}, ["python a/m.py:M", "python b/m.py:M"]),
+        ({**BACKEND, "row_ms": 2}, {}, ["synthetic row_ms 2", "synthetic row_ms 1"]),
+        ({**BACKEND, "isolation": "process"}, {}, ["synthetic isolation process", "synthetic"]),
+        ({**BACKEND, "name": "own"}, {"row_ms": 2}, ["own", "synthetic"]),
+        (BACKEND, {"sessions": 2}, ["synthetic", "synthetic"]),
+    ],
+)
+def test_backends_that_compute_differently_share_no_profile_and_no_name(
+    one: dict[str, Any],
+    other: dict[str, Any],
+    called: list[str],
+    catalogue: Catalogue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("good.py", "a/slow.py", "a/m.py", "b/m.py"):
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_text("class M: ...")
+    other = {**(one if one["kind"] == "python" else BACKEND), **other}
+    pair = [candidate(backend=one, settings={"max_rows": [8]}), candidate(backend=other, settings={"max_rows": [16]})]
+    slo = {"p99_ms": 50, "min_agreement": None}
+    found = parsed(catalogue, candidates=pair, slo=slo).candidates
+    assert [each.backend for each in found] == called
+    assert [each.name for each in found] == [f"c7i.large {called[0]} (max_rows 8)", f"c7i.large {called[1]} (max_rows 16)"]
+    assert (found[0].group == found[1].group) == (called[0] == called[1])
+
+
 def test_what_is_not_said_has_its_documented_value(catalogue: Catalogue) -> None:
     document = changed()
     del document["budget"]

@@ -30,7 +30,7 @@ def no_room(request: InferRequest, waiting: int, more: int, most: int, retry_aft
     return Overloaded(text, retry_after_s)
 
 
-def hopeless(request: InferRequest, retry_after_s: float | None, *, begun: bool) -> Overloaded | DeadlineExceeded:
+def hopeless(request: InferRequest, retry_after_s: float | None, *, begun: bool = False) -> Overloaded | DeadlineExceeded:
     """It would have been late. begun: a part of it has run, so it is not safe to send again."""
     if begun:
         return DeadlineExceeded(f"model '{request.model}': a part of the request has run, the rest would be after its deadline")

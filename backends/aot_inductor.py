@@ -265,6 +265,11 @@ class HeldPackage:
                     f"{path.absolute()}: compiled for an input {name!r} whose numbers lie in another order than its dimensions "
                     "say: export it with `.contiguous()` examples"
                 )
+            if not all(least for least, _ in each.limits.values()):  # from 0 on: then PyTorch finds no bounds of tables, either
+                raise LoadFailed(
+                    f"{path.absolute()}: compiled for open sizes of {name!r} without their bounds, past which it may read: "
+                    "export it with `torch.export.Dim`, and without unbacked dimensions or `backed_size_oblivious`"
+                )
         self._orders = [getattr(torch, each.order) for each in self._inputs]
         self._divisors = compiled.divisors
         self.max_rows: int | None = None  # as of a model; None: whether first dimensions are rows is being found out

@@ -206,6 +206,12 @@ def test_a_package_of_which_this_cannot_be_known_is_refused(tmp_path: Path, load
     turned = compiled(tmp_path / "turned.pt2", torch.nn.ReLU(), (torch.ones(4, 3).T,), ({0: torch.export.Dim.AUTO},))
     with pytest.raises(LoadFailed, match=r"turned\.pt2: compiled for an input 'x' whose numbers lie in another order"):
         backends.load("torch", {"model": str(turned)}, of("x"))
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        without = compiled(tmp_path / "without.pt2", torch.nn.ReLU(), (torch.ones(3, 4),), ({0: torch.export.Dim.AUTO},))
+    with pytest.raises(
+        LoadFailed, match=r"without\.pt2: compiled for open sizes of 'x' without their bounds, past which it may"
+    ):
+        backends.load("torch", {"model": str(without)}, of("x"))
     with zipfile.ZipFile(tmp_path / "bare.pt2", "w") as archive:
         archive.writestr("bare/data/aotinductor/model/x.wrapper.so", b"")
     with pytest.raises(LoadFailed, match=r"bare\.pt2: an AOTInductor package that does not say what it was compiled for, as"):

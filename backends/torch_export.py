@@ -13,7 +13,7 @@ from backends.module_to_build import ModuleToBuild, arguments, check_declared, e
 from backends.torch_unbounded import unbounded
 
 TOLERANCE = 1e-4  # between the module and its package, element by element
-_MOST_TRIED = 9  # below which all sizes are, that are less than PyTorch took an open one for
+_TRIED_BELOW = 9  # of the sizes below a least one
 
 
 def build(
@@ -91,7 +91,7 @@ def _verified(
         least = max(compiled.inputs[index].limits[axis][0] for index, axis in axes)
         sizes = [
             size
-            for size in range(1, min(least, _MOST_TRIED))
+            for size in range(1, min(least, _TRIED_BELOW))
             if _same(module, session, declared, rows, length, dict.fromkeys(axes, size))
         ]
         verified |= dict.fromkeys(axes, sizes) if sizes else {}

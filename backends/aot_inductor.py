@@ -1,17 +1,26 @@
 """What an AOTInductor package (.pt2) was compiled for, and the checks that hold its inputs to it.
 
 The code in a package reads each input as one of the datatype and the sizes that it was compiled for, whatever it is given, also
-past its end. Its own checks run only where AOTI_RUNTIME_CHECK_INPUTS is set in the process, and then refuse one row, too, where
-the rows are open. So they are read from the C++ source that stands beside the code, and made here before each run.
+past its end. Its own checks run only where AOTI_RUNTIME_CHECK_INPUTS is set in the process. So they are read from the C++
+source that stands beside the code, and made here before each run.
 Source: torch/_inductor/codegen/cpp_wrapper_cpu.py, generate_input_output_runtime_checks and codegen_inputs, of torch 2.13.
+
+They say more or less than the code needs:
+- torch.export takes every open size for 2 or more. One row is as right, since no row of a batch reads another. A length of 1
+  may not be: `x[:, 1]` then reads the next row. `gateway compile` tries smaller sizes, and writes those that were right into
+  the package.
+- Rows are bounded by 15, or from 16 on, for the choice of ATen's code for a convolution, which Inductor makes no use of.
+- No check says that a length has to be a multiple, as `x.view(rows, -1, 4)` needs. The code divides it, rounds down, and reads
+  a row where another ends. So the rows run one by one.
 """
 
 import ast
+import json
 import math
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -24,7 +33,10 @@ from backends.torch_tensors import DATATYPES, exported_for
 if TYPE_CHECKING:
     import torch
 
-_LEAST_OF_OPEN: Final = 2  # that torch.export takes every open size for; the code runs with less (torch 2.13)
+_LEAST_OF_OPEN: Final = 2
+_HEURISTIC_ROWS: Final = 16  # aten/src/ATen/native/Convolution.cpp, use_mkldnn: more than 15, or not (torch 2.13)
+_PRIMES: Final = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)  # sizes that no two strides are the same of
+_EXTRA: Final = "extra/verified_sizes.json"  # in a package's folder; PyTorch leaves what is in `extra` to others
 
 _SOURCE: Final = re.compile(r"(^|/)data/aotinductor/model/[^/]+\.cpp$")
 _COUNT: Final = re.compile(r"steal_from_raw_handles_to_raii_handles\(input_handles, (\d+)\)")
@@ -36,22 +48,40 @@ _STRIDE: Final = re.compile(r"\((\d+) != \w+_stride\[(\d+)\]\)")
 _LIMIT: Final = re.compile(r"\(\w+_size\[(\d+)\] ([<>]) (\d+)\)")
 _AXIS: Final = re.compile(r"_(?:size|stride)\[(\d+)\]")
 _SYMBOL: Final = re.compile(r"^ +int64_t (\w+) = (?:(\w+)_size\[(\d+)\]|(.+));$", re.MULTILINE)
-_SIZES: Final = re.compile(r'assert_size_stride\((\w+), \{(.*?)\}, \{.*?\}, "input"\)')
+_SIZES: Final = re.compile(r'assert_size_stride\((\w+), \{(.*?)\}, \{(.*?)\}, "input"\)')
+_CONVOLUTION: Final = re.compile(r"aoti_torch_\w*convolution\w*\(")
+# Not after a number, as `16L*(`: that is where a loop over all of a size ends to take 16 at once, and goes on with the rest.
+_DIVIDED: Final = re.compile(
+    r"(?<!\dL\*\(c10::)(?<!\dL\)\*\(c10::)div_floor_integer\(static_cast<int64_t>\(\w+\), static_cast<int64_t>\((\d+)L\)\)"
+)
 _ARITHMETIC: Final = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub, ast.Name, ast.Load,
                       ast.Constant)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledInput:
-    """datatype: as PyTorch calls it. sizes: -1 is open. limits: the least and the most of open ones, by axis; 0: any."""
+    """datatype: as PyTorch calls it. sizes: -1 is open.
+
+    limits: the least and the most of open ones, by axis; 0: any. rows: the same of the first one, where that is rows.
+    verified: sizes below the least that are as right, by axis. order: of its numbers, a memory format of PyTorch; empty: none.
+    """
 
     datatype: str
     sizes: tuple[int, ...]
     limits: Mapping[int, tuple[int, int]]
-    in_order: bool  # its numbers lie in the order of its dimensions
+    rows: tuple[int, int]
+    verified: Mapping[int, Collection[int]]
+    order: str
 
     def open_axes(self) -> list[int]:
         return [axis for axis, size in enumerate(self.sizes) if size < 0]
+
+    def limits_of(self, axis: int, of_rows: bool) -> tuple[int, int]:
+        """Between which all sizes are right. of_rows: first dimensions are rows."""
+        least, most = self.rows if of_rows and axis == 0 else self.limits[axis]
+        while least - 1 in self.verified.get(axis, ()):
+            least -= 1
+        return least, most
 
     def named(self, name: str) -> TensorSpec:
         return TensorSpec(name, DATATYPES.get(f"torch.{self.datatype}", self.datatype), self.sizes)
@@ -62,21 +92,31 @@ class Compiled:
     """What the code reads its inputs as.
 
     symbols: what it calls sizes by, in its order: of an input and axis, or computed of others. relations: what the size of an
-    input and axis has to be, computed of these.
+    input and axis has to be, computed of these. divisors: what it divides sizes by.
     """
 
     inputs: tuple[CompiledInput, ...]
     symbols: tuple[tuple[str, tuple[int, int] | str], ...]
     relations: tuple[tuple[int, int, str], ...]
+    divisors: frozenset[int]
 
-    def bounds(self, names: Sequence[str]) -> list[str]:
-        """The limits of open sizes, by the names of the inputs."""
+    def bounds(self, names: Sequence[str], of_rows: bool) -> list[str]:
+        """The limits of open sizes, by the names of the inputs. of_rows: as of `CompiledInput.limits_of`."""
         found = []
         for name, each in zip(names, self.inputs, strict=True):
-            for axis, (least, most) in each.limits.items():
-                found += [f"{name}.size()[{axis}] >= {least}"] if least else []
+            for axis in each.limits:
+                least, most = each.limits_of(axis, of_rows)
+                found += [f"{name}.size()[{axis}] >= {least}"] if least > 1 else []
                 found += [f"{name}.size()[{axis}] <= {most}"] if most else []
         return found
+
+    def equal_axes(self) -> list[list[tuple[int, int]]]:
+        """The open axes of inputs, those together whose sizes have to be the same. Without those computed of others."""
+        together: dict[str, list[tuple[int, int]]] = {symbol: [of] for symbol, of in self.symbols if isinstance(of, tuple)}
+        for index, axis, symbol in self.relations:
+            if symbol in together and (index, axis) not in together[symbol]:
+                together[symbol].append((index, axis))
+        return list(together.values())
 
 
 def compiled_for(path: Path) -> Compiled | None:
@@ -84,61 +124,111 @@ def compiled_for(path: Path) -> Compiled | None:
     try:
         with zipfile.ZipFile(path) as archive:
             sources = [archive.read(name).decode() for name in archive.namelist() if _SOURCE.search(name)]
-        return _read(next(source for source in sources if _COUNT.search(source)))
-    except (StopIteration, LookupError, ValueError, SyntaxError):
+            extra = next((name for name in archive.namelist() if name.endswith(f"/{_EXTRA}")), None)
+            verified = json.loads(archive.read(extra)) if extra else []
+        return _read(sources, {(index, axis): sizes for index, axis, sizes in verified})
+    except (StopIteration, LookupError, ValueError, SyntaxError, TypeError):
         return None  # of another version
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):
         return None  # damaged
 
 
-def _read(source: str) -> Compiled:
-    """Raises: LookupError, ValueError or SyntaxError, for what is not known."""
+def write_verified(path: Path, verified: Mapping[tuple[int, int], Collection[int]]) -> None:
+    """Write sizes below the least into a package, once, by input and axis."""
+    with zipfile.ZipFile(path, "a") as archive:
+        folder = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{folder}/{_EXTRA}", json.dumps([(*place, sorted(sizes)) for place, sizes in verified.items()]))
+
+
+def _read(sources: Sequence[str], verified: Mapping[tuple[int, int], Collection[int]]) -> Compiled:
+    """Raises: StopIteration, LookupError, ValueError or SyntaxError, for what is not known."""
+    source = next(source for source in sources if _COUNT.search(source))
     checks = _CHECK.findall(source)
     count, run = _COUNT.search(source), source[source.index("::run_impl(") :]
-    sizes_of = dict(_SIZES.findall(run))
+    asserted = {name: (_parts(sizes), _parts(strides)) for name, sizes, strides in _SIZES.findall(run)}
     if count is None or len(checks) != int(count[1]):
         raise ValueError("not all inputs are checked")
-    places = {_NAME.findall(check)[0]: index for index, check in enumerate(checks)}
+    names = [_NAME.findall(check)[0] for check in checks]
+    places = {name: index for index, name in enumerate(names)}
     symbols: list[tuple[str, tuple[int, int] | str]] = []
     for symbol, name, axis, computed in _SYMBOL.findall(run[: run.index("inputs.clear();")]):
         symbols.append((symbol, (places[name], int(axis)) if name else _python(computed)))
     relations = {
         (places[name], axis): computed
-        for name, sizes in sizes_of.items()
-        for axis, size in enumerate(filter(None, sizes.split(", ")))
+        for name, (sizes, _) in asserted.items()
+        for axis, size in enumerate(sizes)
         if name in places and not (computed := _python(size)).isdigit()  # others are inputs of a part of it
     }
+    values: dict[str, Any] = {}
+    for prime, (symbol, of) in enumerate(symbols):
+        values[symbol] = _PRIMES[prime % len(_PRIMES)] if isinstance(of, tuple) else _computed(of, values)
     inputs = tuple(
-        _read_input(check, {axis: computed for (of, axis), computed in relations.items() if of == index})
+        _read_input(
+            check,
+            {axis: computed for (of, axis), computed in relations.items() if of == index},
+            {axis: sizes for (of, axis), sizes in verified.items() if of == index},
+            _order(check, *([_value(part, values) for part in parts] for parts in asserted.get(names[index], ((), ())))),
+            convolution=_CONVOLUTION.search(run) is not None,
+        )
         for index, check in enumerate(checks)
     )
     known = {of for _, of in symbols if isinstance(of, tuple)}
-    if not sizes_of and any((index, axis) not in known for index, each in enumerate(inputs) for axis in each.open_axes()):
+    if not asserted and any((index, axis) not in known for index, each in enumerate(inputs) for axis in each.open_axes()):
         raise ValueError("compiled without TORCHINDUCTOR_SIZE_ASSERTS")
-    return Compiled(inputs, tuple(symbols), tuple((*place, computed) for place, computed in relations.items()))
+    divisors = frozenset(int(divisor) for each in sources for divisor in _DIVIDED.findall(each))
+    return Compiled(inputs, tuple(symbols), tuple((*place, computed) for place, computed in relations.items()), divisors)
 
 
-def _read_input(check: str, computed: Mapping[int, str]) -> CompiledInput:
-    """computed: of which symbols the sizes are, by axis, as far as it is known."""
+def _parts(listed: str) -> list[str]:
+    return [part for part in listed.split(", ") if part]
+
+
+def _fixed_sizes(check: str) -> list[int]:
     sizes = [-1] * (1 + max(map(int, _AXIS.findall(check)), default=-1))
     for size, axis in _FIXED.findall(check):
         sizes[int(axis)] = int(size)
-    limits: dict[int, tuple[int, int]] = {}
+    return sizes
+
+
+def _read_input(
+    check: str, computed: Mapping[int, str], verified: Mapping[int, Collection[int]], order: str, *, convolution: bool
+) -> CompiledInput:
+    """computed: of which symbols the sizes are, by axis, as far as it is known. convolution: the package has one."""
+    sizes = _fixed_sizes(check)
+    limits = {axis: (_LEAST_OF_OPEN, 0) for axis, size in enumerate(sizes) if size < 0}
     for axis, sign, limit in _LIMIT.findall(check):
-        least, most = limits.get(int(axis), (0, 0))
+        least, most = limits[int(axis)]
         limits[int(axis)] = (int(limit), most) if sign == "<" else (least, int(limit))
-    for axis, (least, most) in limits.items():
-        size = computed.get(axis, "s0")
-        if least == _with_all(size, _LEAST_OF_OPEN):
-            limits[axis] = (_with_all(size, 0), most)
-    strides = [(int(axis), int(stride)) for stride, axis in _STRIDE.findall(check)]
-    in_order = all(sizes[axis] == 1 or stride == _stride_in_order(sizes[axis + 1 :]) for axis, stride in strides)
-    return CompiledInput(_DATATYPE.findall(check)[0], tuple(sizes), limits, in_order)
+    least, most = limits.get(0, (0, 0))
+    if least == _with_all(computed.get(0, "s0"), _LEAST_OF_OPEN) or (convolution and least == _HEURISTIC_ROWS):
+        least = _with_all(computed.get(0, "s0"), 1)
+    rows = (least, 0 if convolution and most == _HEURISTIC_ROWS - 1 else most)
+    return CompiledInput(_DATATYPE.findall(check)[0], tuple(sizes), limits, rows, verified, order)
 
 
-def _stride_in_order(sizes: Sequence[int]) -> int:
-    """Of the dimension before these; -1: no number says it."""
-    return -1 if -1 in sizes else math.prod(sizes)
+def _order(check: str, sizes: Sequence[int | None], strides: Sequence[int | None]) -> str:
+    """sizes, strides: with symbols of some size each, None where that is not known; empty where they are not listed."""
+    found = {int(axis): int(stride) for stride, axis in _STRIDE.findall(check)}
+    found |= {axis: stride for axis, stride in enumerate(strides) if stride is not None}
+    own = [size if size >= 0 else _PRIMES[-1] for size in _fixed_sizes(check)]
+    for axis, size in enumerate(sizes):
+        own[axis] = own[axis] if size is None else size
+    orders = {"contiguous_format": [math.prod(own[axis + 1 :]) for axis in range(len(own))]}
+    if len(own) == 4:
+        _, channels, height, width = own
+        orders["channels_last"] = [channels * height * width, 1, width * channels, channels]
+    for name, expected in orders.items():
+        if all(own[axis] == 1 or stride == expected[axis] for axis, stride in found.items()):
+            return name
+    return ""
+
+
+def _value(expression: str, known: Mapping[str, Any]) -> int | None:
+    """None: it is more than arithmetic."""
+    try:
+        return int(_computed(_python(expression), known))
+    except (ValueError, SyntaxError):
+        return None
 
 
 def _python(expression: str) -> str:
@@ -165,16 +255,24 @@ class HeldPackage:
         made_for = package.get_metadata().get("AOTI_DEVICE_KEY", device)
         if made_for != device:
             raise LoadFailed(f"{path.absolute()}: compiled for device {made_for}, not {device}: set device: {made_for}")
-        self._package, self._inputs = package, compiled.inputs
+        self.package, self._inputs = package, compiled.inputs  # as PyTorch loads it, to be called with anything
         self._names = list(names) or [f"input_{index}" for index in range(len(compiled.inputs))]
         if len(self._names) != len(self._inputs):
             raise SpecMismatch(f"{path.absolute()}: it has {len(self._inputs)} inputs, {len(self._names)} are listed")
         for name, each in zip(self._names, self._inputs, strict=True):
-            if not each.in_order:
+            if not each.order:
                 raise LoadFailed(
                     f"{path.absolute()}: compiled for an input {name!r} whose numbers lie in another order than its dimensions "
                     "say: export it with `.contiguous()` examples"
                 )
+            if not all(least for least, _ in each.limits.values()):  # from 0 on: then PyTorch finds no bounds of tables, either
+                raise LoadFailed(
+                    f"{path.absolute()}: compiled for open sizes of {name!r} without their bounds, past which it may read: "
+                    "export it with `torch.export.Dim`, and without unbacked dimensions or `backed_size_oblivious`"
+                )
+        self._orders = [getattr(torch, each.order) for each in self._inputs]
+        self._divisors = compiled.divisors
+        self.max_rows: int | None = None  # as of a model; None: whether first dimensions are rows is being found out
         self._datatypes = [getattr(torch, each.datatype) for each in self._inputs]
         shown: dict[str, str] = {}
         self._symbols: list[tuple[str, tuple[int, int] | CodeType]] = []
@@ -190,7 +288,26 @@ class HeldPackage:
 
     def __call__(self, *arguments: "torch.Tensor") -> Any:
         self._check(arguments)
-        return self._package(*arguments)
+        if not self.max_rows or not any(size % divisor for divisor in self._divisors for size in self._lengths(arguments)):
+            return self._run(arguments)
+        import torch
+        from torch.utils._pytree import tree_map
+
+        alone = [self._run([each[row : row + 1] for each in arguments]) for row in range(len(arguments[0]))]
+        return tree_map(lambda *results: torch.cat(results), *alone)
+
+    def _lengths(self, arguments: Sequence["torch.Tensor"]) -> list[int]:
+        """The open sizes past the rows."""
+        return [
+            argument.shape[axis]
+            for argument, compiled in zip(arguments, self._inputs, strict=True)
+            for axis in compiled.open_axes()
+            if axis > 0
+        ]
+
+    def _run(self, arguments: Sequence["torch.Tensor"]) -> Any:
+        ordered = (argument.contiguous(memory_format=order) for argument, order in zip(arguments, self._orders, strict=True))
+        return self.package(*ordered)
 
     def _check(self, arguments: Sequence["torch.Tensor"]) -> None:
         shapes: list[tuple[int, ...]] = []
@@ -202,8 +319,9 @@ class HeldPackage:
             for axis, (size, own) in enumerate(zip(shape, compiled.sizes, strict=True)):
                 if own not in (-1, size):
                     raise exported_for(f"{name}.size()[{axis}] == {own}")
-            for axis, (least, most) in compiled.limits.items():
-                if shape[axis] < least:
+            for axis in compiled.limits:
+                least, most = compiled.limits_of(axis, self.max_rows != 0)
+                if shape[axis] < least and shape[axis] not in compiled.verified.get(axis, ()):
                     raise exported_for(f"{name}.size()[{axis}] >= {least}")
                 if 0 < most < shape[axis]:
                     raise exported_for(f"{name}.size()[{axis}] <= {most}")
@@ -217,11 +335,11 @@ class HeldPackage:
 
     def rows(self) -> tuple[int, int]:
         """The least and the most that first dimensions of the inputs may be, where they are rows; 0: any."""
-        limits = [(0, 1) if each.sizes[:1] == (1,) else each.limits.get(0, (0, 0)) for each in self._inputs]
+        limits = [(0, 1) if each.sizes[:1] == (1,) else each.rows for each in self._inputs]
         return max((least for least, _ in limits), default=0), min((most for _, most in limits if most), default=0)
 
     def check_declared(self, path: Path, declared: ModelSpec) -> None:
-        """Raises: LoadFailed, for inputs that are declared otherwise than the package has them."""
+        """Raises: LoadFailed, for inputs and rows that are declared otherwise than the package has them."""
         check_required(str(path.absolute()), declared.inputs)
         for tensor, compiled in zip(declared.inputs, self._inputs, strict=True):
             own = compiled.named(tensor.name)
@@ -235,9 +353,15 @@ class HeldPackage:
                     f"{path.absolute()}: max_rows {declared.max_rows} needs a first dimension that is open in every input, "
                     f"{tensor.name!r} has {list(own.shape)}: export it so, or set max_rows to 0"
                 )
+        least, _ = self.rows()
+        if declared.max_rows and min(declared.row_sizes, default=1) < least:
+            raise SpecMismatch(
+                f"{path.absolute()}: exported for {least} rows at least, and max_rows is {declared.max_rows}, where one may "
+                "come alone: set max_rows: 0, or export it for fewer"
+            )
 
 
-def _computed(expression: CodeType, known: dict[str, Any]) -> Any:
+def _computed(expression: CodeType | str, known: Mapping[str, Any]) -> Any:
     return eval(expression, {"__builtins__": {}}, known)  # noqa: S307  # arithmetic, by _python
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from backends.base import BackendError, LoadFailed, ModelSpec, OutputsRefused, Session, Tensors, example_inputs
+from backends.base import BackendError, InputRefused, LoadFailed, ModelSpec, OutputsRefused, Session, Tensors, example_inputs
 from backends.likeness import Likeness
 from backends.required import check_required
 from backends.source import made_from
@@ -23,6 +23,10 @@ from backends.torch_tensors import ordered_outputs, to_array, to_tensor
 _KEPT: Final = (
     "it seems to have kept an open size as it was when it was made, as that of a loop: state it in `inputs` and `outputs` "
     "instead of -1, or serve the module itself, with `kind: torch` and the factory as its `model`"
+)
+_BOUND: Final = (
+    "PyTorch found this bound: set `max_rows` and `ragged.buckets` within it, or serve the module itself, with `kind: torch` "
+    "and the factory as its `model`"
 )
 _LINE: Final = re.compile(r'following call raised this error:\s+File "([^"]+)", line (\d+)')
 _BRANCH: Final = "data-dependent"
@@ -54,7 +58,8 @@ class ModuleToBuild(torch.nn.Module):
         try:
             outputs = session.run(inputs, {})
         except BackendError as exc:
-            raise LoadFailed(f"{self._what} fails on {given}, where that does not: {first_sentence(exc)}; {_KEPT}") from exc
+            why = _BOUND if isinstance(exc, InputRefused) and " == " not in str(exc) else _KEPT
+            raise LoadFailed(f"{self._what} fails on {given}, where that does not: {first_sentence(exc)}; {why}") from exc
         for tensor, result in zip(self._declared.outputs, expected, strict=True):
             want, got = to_array(result), outputs[tensor.name]
             if want.shape != got.shape:

@@ -101,6 +101,7 @@ def load(
         call, platform, memory_bytes, most = load_callable(torch, model, dict(factory_options), target, precision, names)
     if isinstance(call, HeldPackage):
         call.check_declared(Path(model), declared)
+        call.max_rows = declared.max_rows
     max_rows = declared.max_rows
     if 0 < most < max_rows:
         exported = f"{Path(model).absolute()}: exported for {most} rows at most"

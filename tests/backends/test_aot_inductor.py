@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 import backends
+from backends.aot_inductor import compiled_for
 from backends.base import InputRefused, LoadFailed, ModelSpec, TensorSpec
 from backends.check import checked
 from backends.mistakes import Wanted
+from backends.torch_unbounded import unbounded
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -41,6 +43,27 @@ class Less(torch.nn.Module):
 
     def forward(self, x: Any, less: Any) -> Any:
         return x[1:] + less
+
+
+class Halves(torch.nn.Module):
+    """Which a length of an odd number would be rounded down for, if the code were asked."""
+
+    def forward(self, x: Any) -> Any:
+        return x.view(x.shape[0], -1, 2).sum(2)
+
+
+class Second(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x[:, 1] * 2
+
+
+class Convolved(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Conv1d(4, 4, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x).sum(2)
 
 
 class Loaded:
@@ -71,12 +94,18 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("encoder") / "encoder.pt2", Encoder(), example, ({0: rows, 1: auto},) * 2)
 
 
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    auto = torch.export.Dim.AUTO
+    return compiled(tmp_path_factory.mktemp("halves") / "halves.pt2", Halves(), (torch.ones(3, 8),), ({0: auto, 1: auto},))
+
+
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
     """Has packages loaded as what is given."""
 
     def loads(call: Callable[..., Any], device: str = "cpu") -> None:
-        monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path, device_index: Loaded(call, device))
+        monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path, device_index=-1: Loaded(call, device))
 
     return loads
 
@@ -105,8 +134,9 @@ def test_requests_that_a_package_was_not_compiled_for_are_refused(encoder: Path,
     def sizes(ids: tuple[int, ...], mask: tuple[int, ...]) -> dict[str, np.ndarray]:
         return {"ids": np.ones(ids, np.int64), "mask": np.ones(mask, np.float32)}
 
-    for rows, length in (1, 1), (5, 12):
+    for rows, length in (1, 2), (5, 12):
         assert session.run(sizes((rows, length), (rows, length)), {})["out"].shape == (rows, length, 8)
+    assert refused(session, **sizes((1, 1), (1, 1))) == "ids.size()[1] >= 2"
     assert refused(session, **sizes((6, 3), (6, 3))) == "ids.size()[0] <= 5"
     assert refused(session, **sizes((1, 13), (1, 13))) == "ids.size()[1] <= 12"
     assert refused(session, **sizes((1, 4), (1, 3))) == "mask.size()[1] == ids.size()[1]"
@@ -152,8 +182,9 @@ def test_sizes_that_depend_on_each_other_are_held_to_it(tmp_path: Path, loads: A
     loads(Less())
     session = backends.load("torch", {"model": str(model)}, of("x", "less")).open_session(0)
     x = np.ones((4, 4), np.float32)
-    assert session.run({"x": x[:2], "less": x[:1]}, {})["y"].shape == (1, 4)
+    assert session.run({"x": x[:3], "less": x[:2]}, {})["y"].shape == (2, 4)
     assert refused(session, x=x, less=x) == "less.size()[0] == ((-1) + x.size()[0])"
+    assert refused(session, x=x[:2], less=x[:1]) == "x.size()[0] >= 3"  # since these are no rows
 
 
 def test_what_a_package_has_fixed_is_no_row(tmp_path: Path, loads: Any) -> None:
@@ -175,6 +206,12 @@ def test_a_package_of_which_this_cannot_be_known_is_refused(tmp_path: Path, load
     turned = compiled(tmp_path / "turned.pt2", torch.nn.ReLU(), (torch.ones(4, 3).T,), ({0: torch.export.Dim.AUTO},))
     with pytest.raises(LoadFailed, match=r"turned\.pt2: compiled for an input 'x' whose numbers lie in another order"):
         backends.load("torch", {"model": str(turned)}, of("x"))
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        without = compiled(tmp_path / "without.pt2", torch.nn.ReLU(), (torch.ones(3, 4),), ({0: torch.export.Dim.AUTO},))
+    with pytest.raises(
+        LoadFailed, match=r"without\.pt2: compiled for open sizes of 'x' without their bounds, past which it may"
+    ):
+        backends.load("torch", {"model": str(without)}, of("x"))
     with zipfile.ZipFile(tmp_path / "bare.pt2", "w") as archive:
         archive.writestr("bare/data/aotinductor/model/x.wrapper.so", b"")
     with pytest.raises(LoadFailed, match=r"bare\.pt2: an AOTInductor package that does not say what it was compiled for, as"):
@@ -193,3 +230,70 @@ def test_a_bound_that_compiling_has_found_is_told(
     told = backends.build("torch", tmp_path / "m.pt2", of_tokens(max_rows=5), source=f"{__file__}:Encoder", options={})
     bounds = ", ".join(f"{name}.size()[{bound}" for name in ("ids", "mask") for bound in ("0] <= 5", "1] <= 12"))
     assert told.endswith(f"max abs difference 0.0e+00, only for inputs with {bounds}")
+    session = backends.load("torch", {"model": str(tmp_path / "m.pt2")}, of_tokens(max_rows=5)).open_session(0)
+    token = np.ones((1, 1), np.int64), np.ones((1, 1), np.float32)
+    assert session.run({"ids": token[0], "mask": token[1]}, {})["out"].shape == (1, 1, 8)  # compared with the module
+    assert refused(session, ids=token[0][:, :0], mask=token[1][:, :0]) == "ids.size()[1] >= 1"
+
+
+def test_a_length_that_a_module_does_not_take_is_not_verified(
+    halves: Path, loads: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads(Second())
+
+    def package(program: Any, package_path: str) -> None:
+        Path(package_path).write_bytes(halves.read_bytes())
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", package)
+    second = ModelSpec("", (TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1,)),), 8)
+    told = backends.build("torch", tmp_path / "m.pt2", second, source=f"{__file__}:Second", options={})
+    assert told.endswith(", only for inputs with x.size()[1] >= 2")
+    session = backends.load("torch", {"model": str(tmp_path / "m.pt2")}, second).open_session(0)
+    assert refused(session, x=np.ones((2, 1), np.float32)) == "x.size()[1] >= 2"
+
+
+def test_rows_whose_length_is_no_multiple_of_what_divides_it_run_alone(halves: Path, loads: Any) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def run(x: Any) -> list[Any]:
+        shapes.append(tuple(x.shape))
+        return [x * 2]
+
+    loads(run)
+    session = backends.load("torch", {"model": str(halves)}, of("x", shape=(-1, -1), max_rows=8)).open_session(0)
+    for length in 4, 5:
+        x = np.arange(3 * length, dtype=np.float32).reshape(3, length)
+        assert np.array_equal(session.run({"x": x}, {})["y"], x * 2)
+    assert shapes == [(3, 4), *[(1, 5)] * 3]
+
+
+def test_what_compiling_chooses_by_sizes_sets_no_bound(tmp_path: Path, loads: Any) -> None:
+    auto, example = torch.export.Dim.AUTO, (torch.ones(3, 4, 7),)
+    elsewhere = compiled_for(compiled(tmp_path / "elsewhere.pt2", Convolved(), example, ({0: auto, 2: auto},)))
+    with unbounded():
+        here = compiled_for(compiled(tmp_path / "here.pt2", Convolved(), example, ({0: auto, 2: auto},)))
+    assert elsewhere
+    assert elsewhere.bounds(["x"], True) == ["x.size()[2] >= 2", "x.size()[2] <= 4096"]
+    assert here
+    assert here.bounds(["x"], True) == ["x.size()[2] >= 2"]
+
+
+def test_a_package_for_channels_last_gets_its_numbers_so(tmp_path: Path, loads: Any) -> None:
+    example = torch.ones(5, 2, 4, 5).to(memory_format=torch.channels_last)
+    model = compiled(tmp_path / "m.pt2", torch.nn.ReLU(), (example,), ({0: torch.export.Dim("rows", min=4)},))
+    order: list[bool] = []
+
+    def run(x: Any) -> Any:
+        order.append(x.is_contiguous(memory_format=torch.channels_last))
+        return x
+
+    loads(run)
+    image = of("x", shape=(-1, 2, 4, 5))
+    session = backends.load("torch", {"model": str(model)}, image).open_session(0)
+    x = np.arange(160, dtype=np.float32).reshape(4, 2, 4, 5)
+    assert np.array_equal(session.run({"x": x}, {})["y"], x)
+    assert order == [True]
+    with pytest.raises(
+        LoadFailed, match=r"m\.pt2: exported for 4 rows at least, and max_rows is 8, where one may come alone: set"
+    ):
+        backends.load("torch", {"model": str(model)}, replace(image, max_rows=8))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import backends
-from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
+from backends.base import BackendError, ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
 from backends.likeness import Likeness
+from backends.torch_tensors import exported_for
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'serving-gateway[onnx]'")
@@ -179,8 +180,11 @@ def test_a_size_that_an_export_has_kept_is_told(tmp_path: Path) -> None:
 
 
 class Failing:
+    def __init__(self, error: BackendError) -> None:
+        self._error = error
+
     def run(self, inputs: Any, parameters: Any) -> Any:
-        raise ExecutionFailed("no such size. It says more")
+        raise self._error
 
     def close(self) -> None:
         pass
@@ -193,7 +197,16 @@ def test_an_artifact_that_fails_where_its_module_runs_is_told_with_the_shapes(tm
     module = module_to_build(tmp_path / "m", declared, f"{__file__}:named", {}, rows=3, length=7)
     told = r"m: the export of .*:named fails on x \[2, 4\], where that does not: no such size; it seems to have kept"
     with pytest.raises(LoadFailed, match=told):
-        module.compare(Failing(), {"x": np.ones((2, 4), np.float32)}, Likeness(("more", "less")))
+        module.compare(
+            Failing(ExecutionFailed("no such size. It says more")),
+            {"x": np.ones((2, 4), np.float32)},
+            Likeness(("more", "less")),
+        )
+    told = r"fails on x \[2, 4\], .* with x\.size\(\)\[1\] <= 3; PyTorch found this bound: set `max_rows`"
+    with pytest.raises(LoadFailed, match=told):
+        module.compare(
+            Failing(exported_for("x.size()[1] <= 3")), {"x": np.ones((2, 4), np.float32)}, Likeness(("more", "less"))
+        )
 
 
 @pytest.mark.slow

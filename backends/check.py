@@ -16,7 +16,6 @@ from typing import Final
 
 import backends.synthetic
 from backends import BACKENDS
-from backends.aot_inductor import compiled_for
 from backends.artifacts import ORT, TORCHSCRIPT, UNKNOWN, identify
 from backends.base import LoadFailed, TensorSpec
 from backends.check_code import FACTORY, named_code, offered, python_code
@@ -140,7 +139,10 @@ def _torch(wanted: Wanted) -> Iterator[Mistake]:
         known = () if any(name is NOT_KNOWN for name in names) else names
         if refused := nested(stated_arguments(wanted.file), known):
             yield Mistake(("model",), f"input {refused.name!r} is {refused.type}", expected="a tensor", remedy=WAY)
-    elif (compiled := compiled_for(wanted.file)) is not None:
+        return
+    from backends.aot_inductor import compiled_for
+
+    if (compiled := compiled_for(wanted.file)) is not None:
         inputs = tuple(each.named(f"input_{index}") for index, each in enumerate(compiled.inputs))
         yield from unlike_program(wanted, "inputs", wanted.inputs, inputs)
     elif (tensors := exported_tensors(wanted.file)) is not None:

@@ -25,7 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from backends.aot_inductor import HeldPackage
 from backends.artifacts import AOT_INDUCTOR, EXPORTED, TORCHSCRIPT, Artifact, identify, torn
 from backends.base import (
     NO_OPTIONS,
@@ -99,6 +98,8 @@ def load(
     with running() if target.type == "cuda" else contextlib.nullcontext():
         names = [tensor.name for tensor in declared.inputs]
         call, platform, memory_bytes, most = load_callable(torch, model, dict(factory_options), target, precision, names)
+    from backends.aot_inductor import HeldPackage
+
     if isinstance(call, HeldPackage):
         call.check_declared(Path(model), declared)
         call.max_rows = declared.max_rows
@@ -172,6 +173,8 @@ def load_callable(
             _check_inputs(path, module, inputs)
             return module, "pytorch_torchscript", _weight_bytes(module), 0
         if artifact == AOT_INDUCTOR:
+            from backends.aot_inductor import HeldPackage
+
             index = -1 if device.index is None else device.index
             package = torch._inductor.aoti_load_package(str(path), device_index=index)
             held = HeldPackage(path, package, inputs, device.type)

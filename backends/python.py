@@ -181,10 +181,15 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
         hinted = {name: hint.datatype for name, hint in (signature.outputs or {}).items() if hint.datatype}
         outputs = tuple(replace(t, datatype=hinted.get(t.name, t.datatype)) for t in found.outputs)
         if signature.in_parts:  # the first part says nothing of the sizes of others
-            hints = {**signature.of_lists, **(signature.outputs or {})}
-            sizes = {name: hint.shape for name, hint in hints.items()} | {tensor.name: tensor.shape for tensor in stated}
-            of_any = sizes.get(ANY_OUTPUT)
-            outputs = tuple(replace(t, shape=sizes.get(t.name) or of_any or (-1,) * len(t.shape)) for t in outputs)
+            sizes = {name: hint.shape for name, hint in (signature.outputs or {}).items()} | {t.name: t.shape for t in stated}
+            of_lists = {name: hint.shape for name, hint in signature.of_lists.items()}
+
+            def sized(tensor: TensorSpec) -> tuple[int, ...]:
+                of_list = of_lists.get(tensor.name) or of_lists.get(ANY_OUTPUT) or ()
+                seen = of_list if len(of_list) == len(tensor.shape) else (-1,) * len(tensor.shape)
+                return sizes.get(tensor.name) or sizes.get(ANY_OUTPUT) or seen
+
+            outputs = tuple(replace(tensor, shape=sized(tensor)) for tensor in outputs)
         return replace(found, outputs=outputs, notes=found.notes + notes)
     except BackendError as exc:
         raise LoadFailed(f"{model}: {exc}") from exc

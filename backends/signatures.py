@@ -183,7 +183,7 @@ def _as_now(name: str, value: Any, signature: Signature, outputs: Mapping[str, T
     What numpy makes of a value it makes as of one row alone, errors too; a user's object cannot be copied otherwise.
     """
     kind = type(value)
-    if kind in _UNCHANGING or issubclass(kind, np.generic):
+    if kind in _UNCHANGING or (issubclass(kind, np.generic) and not issubclass(kind, np.void)):  # that is a view
         return value
     if kind is np.ndarray and (not value.dtype.hasobject or _UNCHANGING.issuperset(map(type, value.flat))):
         return value.copy()

@@ -114,6 +114,11 @@ def so_often(x: X) -> Iterator[tuple[npt.NDArray[np.float32], X]]:
         yield np.repeat(x, count, axis=1), x
 
 
+def deeper(x: X) -> Iterator[list[float]]:
+    """As a model may that answers whole."""
+    yield x.tolist()
+
+
 def rows_and_words(x: X) -> Iterator[tuple[X, list[str]]]:
     yield x, ["a"]
 
@@ -180,6 +185,7 @@ def test_sizes_of_a_part_are_open_where_no_type_hint_says_them() -> None:
     (output,) = backends.read("python", f"{__file__}:so_far").outputs
     assert (output.datatype, output.shape) == ("BYTES", (-1, -1))
     assert [output.shape for output in backends.read("python", f"{__file__}:so_often").outputs] == [(-1, -1), (-1, 1)]
+    assert backends.read("python", f"{__file__}:deeper").outputs[0].shape == (-1, -1)
 
 
 @pytest.mark.parametrize("name", ["rows_and_words", "rows_by_name", "rows_in_a_typed_dict", "Exemplified"])

@@ -508,6 +508,17 @@ class Itself(np.ndarray):
         return self
 
 
+def test_a_record_of_an_array_that_is_filled_again_is_kept() -> None:
+    table = np.zeros(1, [("a", np.float64)])
+
+    def predict(row: int) -> Any:
+        table["a"] = row
+        return table[0]
+
+    found = call_by_name(predict, signature_of(predict, method=False), {"row": np.arange(3)}, None)
+    assert [list(map(float, each.item())) for each in found["output"]] == [[0], [1], [2]]
+
+
 FILLED_AGAIN: list[Any] = [
     np.zeros(2), np.ma.masked_array([0.0, 0.0], mask=[False, False]), np.zeros(2).view(Itself), [0.0, 0.0], deque([0.0, 0.0]),
     InItsWay([0.0, 0.0]), OfAModel([0.0, 0.0]), buffer("f", [0.0, 0.0]), RawArray("d", 2), GivesItsOwn(), PointsAt(np.zeros(2)),

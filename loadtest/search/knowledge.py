@@ -3,7 +3,7 @@
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from loadtest.search.budget import AGREE_MOST, agree_seconds, decisive_seconds, verify_seconds
@@ -110,16 +110,19 @@ class Knowledge:
     def _fail(self, entrant: Entrant, failure: str, alike: Callable[[Entrant], object]) -> None:
         """Its server failed: so would those of as many sessions that are alike. Where two do, so would those of more.
 
-        A server of fewer sessions may need less memory; what no number of sessions mends fails twice, and is tried no more.
+        A server of fewer sessions may need less memory; where there is none of fewer, another may by its settings, or this one
+        failed by chance. What nothing mends fails twice, and is tried no more.
         """
         standing = self.standings[entrant.name]
         standing.out = standing.out or failure
         others = [each for each in self.standings.values() if alike(each.entrant) == alike(entrant)]
         fewest = ", the fewest" * (entrant.sessions == min(each.entrant.sessions for each in others))
         told = f"not tried; with {counted(entrant.sessions, 'session')}{fewest}: {failure}"
+        narrower = any(not each.out and each.entrant.sessions < entrant.sessions for each in others)
+        twice = self.has_failed(entrant)
         for other in others:
-            more = other.entrant.sessions > entrant.sessions and self.has_failed(entrant)
-            if (more or other.entrant.sessions == entrant.sessions) and not other.runs:
+            equal = other.entrant.sessions == entrant.sessions and narrower
+            if (equal or (other.entrant.sessions >= entrant.sessions and twice)) and not other.runs:
                 other.out = other.out or told
         self.failed.add(alike(entrant))
 
@@ -308,9 +311,9 @@ def widest(entrants: Iterable[Entrant]) -> Entrant:
     return max(entrants, key=lambda entrant: entrant.sessions)
 
 
-def narrowest(entrants: Iterable[Entrant]) -> Entrant:
-    """The one with the fewest sessions: it may start where others do not."""
-    return min(entrants, key=lambda entrant: entrant.sessions)
+def narrowest(entrants: Iterable[Entrant], failed: Collection[str] = ()) -> Entrant:
+    """The one with the fewest sessions, and rows: it may start where others do not. failed: groups that are to be last."""
+    return min(entrants, key=lambda entrant: (entrant.sessions, entrant.group in failed, entrant.max_rows))
 
 
 def numerics(entrant: Entrant) -> str:

@@ -139,7 +139,8 @@ class _Search:
             new = [entrant for entrant in left if kin(entrant) not in known.failed]
             tried = any(kin(each) in known.failed or each.name in known.short_s for each in entrants)
             if left and (again or not tried):
-                found.append(widest(new) if new else narrowest(left))
+                failed = {entrant.group for entrant in entrants if known.standings[entrant.name].out}
+                found.append(widest(new) if new else narrowest(left, failed))
         return found
 
     def _awaits_agreement(self, standing: Standing) -> bool:

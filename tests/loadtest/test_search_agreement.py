@@ -216,7 +216,7 @@ def test_where_one_did_not_start_to_be_compared_the_narrowest_is_when_all_others
         ("fp32", 0.999, ["fp32 Agree", "bf16 4x8 Agree", "fp32 Profile", "bf16 1x8 Agree"]),
         ("fp32", None, ["fp32 Agree", "bf16 4x8 Agree", "fp32 Profile", "bf16 1x8 Profile"]),
         ("bf16 4x8", 0.999, ["bf16 4x8 Agree", "bf16 1x8 Agree", "fp32 Agree", "fp32 Profile"]),
-        ("bf16 1x8", None, ["bf16 1x8 Agree", "bf16 2x8 Agree", "fp32 Agree", "fp32 Profile"]),
+        ("bf16 1x8", None, ["bf16 1x8 Agree", "bf16 1x32 Agree", "fp32 Agree", "fp32 Profile"]),
         ("", None, ["fp32 Profile", "bf16 4x8 Profile", "bf16 1x8 Profile"]),
     ],
 )
@@ -240,6 +240,14 @@ def test_who_starts_with_none_of_its_settings_costs_two_starts(
     assert sum(why == failure for why in out.values()) == 2
     if reference != "bf16 1x8":
         assert out["bf16 2x8"] == f"not tried; with 1 session, the fewest: {failure}"
+
+
+@pytest.mark.parametrize("reference", ["fp32", "bf16 2x32", ""])
+def test_where_there_is_none_of_fewer_sessions_another_of_as_many_is_tried(reference: str) -> None:
+    question = dataclasses.replace(QUESTION, entrants=(FP32, *widths(BF16, 2)[::-1]), reference=reference, stand_ins=("fp32",))
+    truths = {"bf16 2x32": Truth(1, failure="did not start: out of memory"), "bf16 2x8": Truth(120)}
+    lab = SimulatedLab(question, TRUTHS | truths)
+    assert lab.run().winner == "bf16 2x8"
 
 
 def test_where_any_answers_are_allowed_who_was_not_compared_is_told_by_whom() -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
 _LEAST_OF_OPEN: Final = 2
+_LONGEST: Final = 1000  # characters of how a size is computed
 _HEURISTIC_ROWS: Final = 16  # aten/src/ATen/native/Convolution.cpp, use_mkldnn: more than 15, or not (torch 2.13)
 _PRIMES: Final = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)  # sizes that no two strides are the same of
 _EXTRA: Final = "extra/verified_sizes.json"  # in a package's folder; PyTorch leaves what is in `extra` to others
@@ -127,7 +128,7 @@ def compiled_for(path: Path) -> Compiled | None:
             extra = next((name for name in archive.namelist() if name.endswith(f"/{_EXTRA}")), None)
             verified = json.loads(archive.read(extra)) if extra else []
         return _read(sources, {(index, axis): sizes for index, axis, sizes in verified})
-    except (StopIteration, LookupError, ValueError, SyntaxError, TypeError):
+    except (StopIteration, LookupError, ValueError, SyntaxError, TypeError, NameError, ArithmeticError):
         return None  # of another version
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):
         return None  # damaged
@@ -234,8 +235,11 @@ def _value(expression: str, known: Mapping[str, Any]) -> int | None:
 def _python(expression: str) -> str:
     """C++ arithmetic of sizes, as Python's. Raises: ValueError or SyntaxError, for what is no more than that."""
     text = re.sub(r"\b(\d+)L\b", r"\1", expression)
-    if not all(isinstance(node, _ARITHMETIC) for node in ast.walk(ast.parse(text, mode="eval"))):
-        raise ValueError(expression)
+    if len(text) > _LONGEST:
+        raise ValueError("too long")
+    for node in ast.walk(ast.parse(text, mode="eval")):
+        if not isinstance(node, _ARITHMETIC) or (isinstance(node, ast.Constant) and type(node.value) is not int):
+            raise ValueError(expression)
     return text
 
 
@@ -288,13 +292,14 @@ class HeldPackage:
 
     def __call__(self, *arguments: "torch.Tensor") -> Any:
         self._check(arguments)
-        if not self.max_rows or not any(size % divisor for divisor in self._divisors for size in self._lengths(arguments)):
+        lengths = self._lengths(arguments) if self.max_rows and len(arguments[0]) > 1 else ()
+        if not any(size % divisor for divisor in self._divisors for size in lengths):
             return self._run(arguments)
         import torch
         from torch.utils._pytree import tree_map
 
         alone = [self._run([each[row : row + 1] for each in arguments]) for row in range(len(arguments[0]))]
-        return tree_map(lambda *results: torch.cat(results), *alone)
+        return tree_map(lambda *results: torch.cat(results) if results[0].shape[:1] == (1,) else results[0], *alone)
 
     def _lengths(self, arguments: Sequence["torch.Tensor"]) -> list[int]:
         """The open sizes past the rows."""
@@ -362,7 +367,10 @@ class HeldPackage:
 
 
 def _computed(expression: CodeType | str, known: Mapping[str, Any]) -> Any:
-    return eval(expression, {"__builtins__": {}}, known)  # noqa: S307  # arithmetic, by _python
+    value = eval(expression, {"__builtins__": {}}, known)  # noqa: S307  # arithmetic, by _python
+    if abs(value) >= 1 << 63:
+        raise ValueError("more than a size may be")
+    return value
 
 
 def _with_all(expression: str, value: int) -> int:

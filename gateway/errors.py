@@ -205,6 +205,10 @@ class DeadlineExceeded(GatewayError):
     code = Code.DEADLINE_EXCEEDED
 
 
+class InVain(DeadlineExceeded):
+    """A part of the request has run, and the rest would be late there: another backend may be in time."""
+
+
 class BackendFailed(GatewayError):
     code = Code.BACKEND_FAILED
 

@@ -138,7 +138,8 @@ def _foresee(
 
     Of that one may wait, whatever its length: its turn may come when it stands first.
     """
-    aside = [each for each in state.queues.values() if each.group > longest]  # type: ignore[operator]  # LengthGroups of one shape key
+    together = [each for each in state.queues.values() if joined(each.group, longest)]
+    aside = [each for each in together if each.group > longest]  # type: ignore[operator]  # LengthGroups of one shape key
     ahead: Outlook | None = None
     if aside and any(each.entries for each in aside):
         rate = sum([stream_of(group).rate(now_ns) for group in state.queues])
@@ -150,7 +151,9 @@ def _foresee(
             ahead.full_ns = ahead.least_ns = slo_ns
             ahead.due_ns = ahead.pace.margin * slo_ns
     for each in state.queues.values():
-        each.outlook = ahead if each.group > longest else None  # type: ignore[operator]  # as above
+        each.outlook = None
+    for each in aside:
+        each.outlook = ahead
 
 
 def _decision(

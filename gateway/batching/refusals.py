@@ -1,6 +1,6 @@
 """Why a request is not run, in the words its client gets."""
 
-from gateway.errors import DeadlineExceeded, Overloaded, TooLarge
+from gateway.errors import DeadlineExceeded, InVain, Overloaded, TooLarge
 from gateway.types import InferRequest
 
 
@@ -30,10 +30,10 @@ def no_room(request: InferRequest, waiting: int, more: int, most: int, retry_aft
     return Overloaded(text, retry_after_s)
 
 
-def hopeless(request: InferRequest, retry_after_s: float | None, *, begun: bool = False) -> Overloaded | DeadlineExceeded:
+def hopeless(request: InferRequest, retry_after_s: float | None, *, begun: bool = False) -> Overloaded | InVain:
     """It would have been late. begun: a part of it has run, so it is not safe to send again."""
     if begun:
-        return DeadlineExceeded(f"model '{request.model}': a part of the request has run, the rest would be after its deadline")
+        return InVain(f"model '{request.model}': a part of the request has run, the rest would be after its deadline")
     text = f"model '{request.model}': overloaded, the request would have been answered after its deadline"
     return Overloaded(text, retry_after_s)
 

@@ -28,7 +28,7 @@ from gateway.engine.metrics import Metrics
 from gateway.engine.pair import Pair
 from gateway.engine.place import LanePlace, OnAnswer, OnAnswerPart, Place
 from gateway.engine.runner import Execution
-from gateway.errors import BackendFailed, BackendUnreachable, DeadlineExceeded, GatewayError, Overloaded, Unavailable
+from gateway.errors import BackendFailed, BackendUnreachable, DeadlineExceeded, GatewayError, InVain, Overloaded, Unavailable
 from gateway.routing.health import Health
 from gateway.routing.policies import POLICIES, Candidate, Route
 from gateway.routing.recording import RecordedRouter
@@ -449,7 +449,7 @@ class _Sent:
             self._moved, self._blamed = False, self._blamed or (outcome if isinstance(outcome, BackendFailed) else None)
             return
         try:
-            if isinstance(outcome, (BackendFailed, BackendUnreachable, Overloaded)):
+            if isinstance(outcome, (BackendFailed, BackendUnreachable, InVain, Overloaded)):
                 outcome = self._falls_back(outcome)
                 if outcome is None:
                     return
@@ -463,11 +463,11 @@ class _Sent:
         self.place = None  # or this and its place would hold each other until the cyclic collector comes
         self._on_answer(outcome)
 
-    def _falls_back(self, outcome: BackendFailed | BackendUnreachable | Overloaded) -> GatewayError | None:
+    def _falls_back(self, outcome: BackendFailed | BackendUnreachable | InVain | Overloaded) -> GatewayError | None:
         """None: the request is with another lane now. Else what its caller is told, and who alone has failed it is blamed."""
         dispatcher, failed = self._dispatcher, outcome if isinstance(outcome, BackendFailed) else None
-        ran = failed is not None or self._ran
-        if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns(), ran=ran, busy=isinstance(outcome, Overloaded)):
+        ran, busy = failed is not None or self._ran, isinstance(outcome, (InVain, Overloaded))
+        if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns(), ran=ran, busy=busy):
             self._blamed = self._blamed or failed
             return None
         if failed is not None and self.failed is None:

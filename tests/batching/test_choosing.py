@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from gateway.batching.queue import LengthGroup
+from gateway.batching.choosing import _foresee
+from gateway.batching.queue import LengthGroup, State
 from gateway.batching.stances import AT_ONCE, LAST, LATE, Stance
 from tests.batching.curves import MS
 from tests.batching.test_adaptive_lengths import LONG, MIDDLE, NOW_MS, SHORT, add, batcher_of, lengths, step
@@ -87,3 +88,12 @@ def test_each_request_ends_once_in_every_stance(stance: Stance) -> None:
     batcher = batcher_of(FLAT, workers=3, slo_ms=50, max_rows=8, stance=stance)
     ends = ends_of(batcher, lambda number, _: 4 * (number % 50 == 0))
     assert ends == dict.fromkeys(ends, 1)
+
+
+def test_queues_of_other_shapes_are_not_told_of() -> None:
+    state = State(1)
+    served, other = LengthGroup(("k",), SHORT), LengthGroup((1,), LONG)  # which have no order
+    for group in (served, other):
+        state.new_queue(group)
+    _foresee(state, served, lambda _: pytest.fail("none of them is longer"), 1.0, 1, 0, 100 * MS)
+    assert [queue.outlook for queue in state.queues.values()] == [None, None]

@@ -1714,3 +1714,22 @@ def test_a_cheap_backend_that_was_slow_for_a_while_is_used_again_once_it_is_well
         assert await send(100) > 0.9
 
     simulated((Kind("cheap", 5.0, 0.0, 0.1), Kind("dear", 2.0, 0.0, 1.0)), main, slo_ms=400)
+
+
+def test_a_large_request_whose_rest_is_given_up_goes_to_a_backend_that_is_free() -> None:
+    cheap, dear = Kind("a", 2.0, 0.05, 0.1), Kind("b", 1.0, 0.01, 1.0)
+
+    async def main(fleet: Fleet) -> None:
+        for lane in fleet.lanes:
+            for rows in (1, 256, 256, 128, 64, 256):
+                learned = asyncio.get_running_loop().create_future()
+                lane.submit(fleet.request(rows=rows), learned.set_result)
+                await learned
+        fleet.sessions[0].factor, fleet.sessions[1].factor = 3.0, 10.0
+        for _ in range(12):  # for as long as the other is chosen
+            fleet.lanes[1].submit(fleet.request(rows=256), lambda _: None)
+        await asyncio.sleep(0)
+        fleet.sessions[1].factor = 0.1
+        assert isinstance(await fleet.send(7.0, rows=600), InferResponse)
+
+    simulated((cheap, dear), main)

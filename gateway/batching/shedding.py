@@ -58,7 +58,7 @@ def shed_hopeless(queue: Queue, view: View, hope: float, most_ns: float, shed: l
         if entry[3] > view.sizes[0]:
             begun = entry[3] < entry[4].rows  # and would have run in vain
             alone_ns = view.alone_ns(entry[3], min(hope, 1.0) if begun else hope)
-            if alone_ns > most_ns:
+            if alone_ns > most_ns and entry[4].rows > view.sizes[-1]:
                 alone_ns = min(alone_ns, max(most_ns, view.alone_ns(entry[3], 1.0)))
             if entry[2] >= view.now_ns + alone_ns:
                 break

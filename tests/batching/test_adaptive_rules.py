@@ -159,6 +159,17 @@ def play(bench: Bench, history: list[tuple[Any, ...]], groups: list[Hashable]) -
     slower=1.0,
     two=True,
 )
+@example(  # one of several rows, but no more than a batch has, is late by Q as others are
+    history=[("arrive", 1, 0.0), ("arrive", 1, 0.0), ("odd", 5, None, 0), ("pass", 0.3), ("pass", 0.3)],
+    slo_ms=100.0,
+    workers=3,
+    sizes=(8, (1, 2, 4, 8)),
+    fixed_ms=0.5,
+    row_ms=6.0,
+    spread=1.25,
+    slower=1.4,
+    two=False,
+)
 @pytest.mark.slow
 def test_it_decides_as_its_rules_say(
     history: list[tuple[Any, ...]],

@@ -48,7 +48,7 @@ TABLE: Final = (
     # requests
     Metric("gateway_requests_total", "counter", "", (*_EDGE, "code"), "1",
            "Requests answered, by the code of the answer: ok; overloaded: shed, or no memory; deadline_exceeded: "
-           "expired; cancelled; …"),
+           "expired, or a part ran and the rest was shed; cancelled; …"),
     Metric("gateway_request_duration_seconds", "histogram", "seconds", _EDGE, "1",
            "Successful requests, from whole request read to answer encoded; of a decoupled model to its first part. The "
            "model's SLO is a bucket edge"),

@@ -28,6 +28,7 @@ from typing import Any, Final, cast
 from gateway.edges.long_turns import SHORT_READ_BYTES, LongTurns, is_gone
 from gateway.engine.failure_log import FailureLog
 from gateway.process.certificates import Certificates
+from gateway.wire.date import date_line
 from gateway.wire.http_errors import error_body
 from gateway.wire.tensors import Buffer
 
@@ -41,7 +42,7 @@ _PIECE_BYTES: Final = 64 << 10
 _AHEAD_BYTES: Final = 256 << 10  # encrypted, and not taken by the socket; and the most that is encrypted in a turn
 _PLAIN: Final = re.compile(rb"[A-Z]{3,8} ")  # HTTP's methods, and the preface of HTTP/2
 _NOT_TLS: Final = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%bConnection: close\r\n\r\n%b"
 )
 _USUAL_HIGH_BYTES: Final = 64 << 10  # asyncio's
 _CLOSE: Final = "close"
@@ -244,7 +245,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._ended = True
         body = error_body("this port speaks TLS: ask by https://")
         self._left = b""
-        self._socket.write(_NOT_TLS % (len(body), body))
+        self._socket.write(_NOT_TLS % (len(body), date_line(), body))
         self._socket.close()
 
     def _handshake_over(self) -> None:

@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Final
 
 from gateway.wire.http2_headers import Headers, header_block
+from gateway.wire.request_ids import NAME as REQUEST_ID
 
 
 class CallStatus(IntEnum):
@@ -54,12 +55,13 @@ def fault(headers: Headers) -> str:
     return ""
 
 
-def refusal(status: int, text: str) -> bytes:
-    """The whole answer to a call that is refused. text: ASCII that can be printed."""
+def refusal(status: int, text: str, own_id: bytes) -> bytes:
+    """The whole answer to a call that is refused. text: ASCII that can be printed. own_id: by which the log tells of it."""
     message = text.replace("%", "%25").encode("ascii")
     return header_block(
-        (b"content-type", b"application/grpc"), (b"grpc-status", b"%d" % status), (b"grpc-message", message), status=200
-    )
+        (b"content-type", b"application/grpc"), (b"grpc-status", b"%d" % status), (b"grpc-message", message),
+        (REQUEST_ID, own_id), status=200,
+    )  # fmt: skip
 
 
 def _shown(text: bytes) -> str:

@@ -234,8 +234,8 @@ class Http1Connection(BoundedHttp1Connection):
         else:
             self._outlet.write([_CONTINUE])
 
-    def refused(self, status: int, message: str) -> None:
-        fault = Exchange(self, b"", b"", b"", {}, b"", keep_alive=False, arrival_ns=self._clock(), fault=(status, message))
+    def refused(self, status: int, message: str, headers: Mapping[bytes, bytes]) -> None:
+        fault = Exchange(self, b"", b"", b"", headers, b"", keep_alive=False, arrival_ns=self._clock(), fault=(status, message))
         self._unread.clear()
         if self._backlog or not self._has_room():
             self._backlog.append(fault)

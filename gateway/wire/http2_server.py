@@ -40,6 +40,8 @@ from gateway.wire.http2_headers import LONGEST_REMEMBERED, HeaderReader, Headers
 from gateway.wire.http2_receiver import NOBODY
 from gateway.wire.http2_sending import Stream
 from gateway.wire.memory import NO_MEMORY, Memory
+from gateway.wire.request_ids import NAME as REQUEST_ID
+from gateway.wire.request_ids import request_id
 
 MOST_STREAMS: Final = 1024  # open at once, of one connection
 _MOST_ABANDONED: Final = 1000  # requests taken back in the read that brought them, beyond those answered
@@ -363,11 +365,13 @@ class ServerConnection(BoundedHttp2Connection):
         if len(self._streams) >= MOST_STREAMS:
             self.write(reset(number, REFUSED_STREAM))
             return
+        if refused is not None:
+            headers = {REQUEST_ID: request_id(None if headers is None else headers.get(REQUEST_ID))}  # of which the log tells
         stream = self._streams[number] = Stream(self, number, headers or {}, self._receive_window)
         stream.ended = ended
         if refused is not None:
             status, error = refused
-            stream.send_headers(refusal(status, error.message), end=True)
+            stream.send_headers(refusal(status, error.message, stream.headers[REQUEST_ID]), end=True)
             self._on_fault(stream, error)
             return
         if long:

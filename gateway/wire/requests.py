@@ -27,6 +27,7 @@ from gateway.errors import shortened
 from gateway.wire.known_heads import KnownHead, KnownHeads, fields_of
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, STEP_BYTES
 from gateway.wire.origins import Origins
+from gateway.wire.request_ids import NAME as REQUEST_ID
 from gateway.wire.tensors import Buffer
 
 # The phases. Plain constants: a member of an Enum takes 13 times as long to look up on Python 3.11, and there are ten of them
@@ -66,8 +67,8 @@ class RequestSink(Protocol):
     def may_hold(self, body_bytes: int) -> bool:
         """Whether there is memory for so much of the body that is being read."""
 
-    def refused(self, status: int, message: str) -> None:
-        """The stream is at fault, or there is no memory for it; nothing more is read."""
+    def refused(self, status: int, message: str, headers: Mapping[bytes, bytes]) -> None:
+        """The stream is at fault, or there is no memory for it; nothing more is read. headers: the request's id, if it told."""
 
 
 class RequestReader:
@@ -230,8 +231,9 @@ class RequestReader:
     def refuse(self, status: int, message: str) -> None:
         """Read no more, and tell why, unless that is so already."""
         if self.phase != DEAF:
+            told = self.phase != IDLE and REQUEST_ID in self._headers
             self.stop()
-            self._sink.refused(status, message)
+            self._sink.refused(status, message, {REQUEST_ID: self._headers[REQUEST_ID]} if told else {})
 
     def stop(self) -> None:
         """Read no more."""

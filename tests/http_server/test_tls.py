@@ -167,6 +167,7 @@ def test_who_speaks_no_tls_is_told_so(served: Served) -> None:
         said = b"".join(iter(lambda: client.recv(1000), b""))
     assert said.startswith(b"HTTP/1.1 400 ")
     assert b"this port speaks TLS: ask by https://" in said
+    assert b"\r\nDate: " in said
 
 
 @pytest.mark.parametrize("first", [b"\x16\x03\x01\x00\x05hello", b"\xff" * 1000], ids=["torn", "noise"])

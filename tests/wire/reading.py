@@ -36,7 +36,7 @@ class Told:
     def may_hold(self, body_bytes: int) -> bool:
         return True
 
-    def refused(self, status: int, message: str) -> None:
+    def refused(self, status: int, message: str, headers: dict[bytes, bytes]) -> None:
         self.faults.append((status, message))
 
 

@@ -34,10 +34,11 @@ def test_only_trailers_are_a_te() -> None:
 
 def test_a_refusal_can_be_read_whatever_it_is_about() -> None:
     name = bytes(range(256)) * 9
-    fields = dict(hpack.Decoder().decode(refusal(13, fault({name: b"100%"}))))
+    fields = dict(hpack.Decoder().decode(refusal(13, fault({name: b"100%"}), b"own")))
     assert fields[":status"] == "200"
     assert fields["content-type"] == "application/grpc"
     assert fields["grpc-status"] == "13"
+    assert fields["x-request-id"] == "own"
     assert fields["grpc-message"].isascii()
     assert fields["grpc-message"].isprintable()
     assert len(fields["grpc-message"]) < 600

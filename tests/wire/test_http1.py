@@ -271,6 +271,35 @@ def test_an_answer_bears_the_id_by_which_it_is_known() -> None:
         assert known in (None, exchange.request_id)
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Content-Length: 99999999\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{",
+        b"Expect: x\r\nContent-Length: 1\r\n\r\n{",
+        b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
+        b"Transfer-Encoding: gzip, chunked\r\n\r\n{",
+        b"A: %b\r\n\r\n" % (b"x" * 40_000),
+        b"Content-Length: 5\r\n\r\nhalf",  # until the end cuts it off
+    ],
+)
+def test_the_refusal_of_a_request_bears_the_id_that_its_head_has_told(rest: bytes) -> None:
+    faults: list[Exchange] = []
+    outlet = Kept()
+    connection = Http1Connection(echo, Limits(), outlet, on_fault=lambda exchange, error: faults.append(exchange))
+    for id_ in (b"first", b"own-7"):
+        send(connection, outlet, b"POST /x HTTP/1.1\r\nHost: t\r\nX-Request-Id: %b\r\n" % id_)
+        send(connection, outlet, b"Content-Length: 0\r\n\r\n" if id_ == b"first" else rest)
+    connection.cut_off()
+    assert re.findall(rb"X-Request-Id: (\S+)", outlet.written) == [b"first", b"own-7"]
+    assert [exchange.request_id for exchange in faults] == [b"own-7"]
+
+
+def test_what_is_no_request_has_not_the_id_of_the_one_before() -> None:
+    _, written = answered_later(post(b"x", "X-Request-Id: mine"), b"\0\0")
+    assert written.count(b"mine") == 1
+
+
 def test_requests_with_the_same_head_have_the_same_headers_and_their_own_bodies() -> None:
     bodies = [b"abc", b"def", b"ghij", b"klmn", b"o" * 100, b"", b"pqr"]
     asked, written = answered_later(*map(post, bodies), limits=Limits())

@@ -81,9 +81,10 @@ class Peer:
         self.resets: list[Stream] = []
         self.late: list[Stream] = []
         self.refused: list[tuple[int, type[GatewayError]]] = []  # by the connection itself
+        self.refused_ids: list[str] = []
         self.connection = ServerConnection(
             limits or Limits(), self._echo, lambda: None, lambda: self.now,
-            on_fault=lambda stream, error: self.refused.append((stream.number, type(error))),
+            on_fault=self._refused,
         )  # fmt: skip
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()
@@ -91,6 +92,10 @@ class Peer:
     def _echo(self, stream: Stream) -> None:
         self.streams.append(stream)
         stream.receiver = Echo(stream, self.resets, self.late)
+
+    def _refused(self, stream: Stream, error: GatewayError) -> None:
+        self.refused.append((stream.number, type(error)))
+        self.refused_ids.append(stream.headers.get(b"x-request-id", b"").decode())
 
     @property
     def over(self) -> bool:
@@ -714,6 +719,7 @@ def test_headers_over_the_limit_are_refused_and_the_connection_goes_on() -> None
     frames = peer.received()
     assert peer.fields(frames[0])["grpc-status"] == "8"
     assert "server.limits.header_bytes" in peer.fields(frames[0])["grpc-message"]
+    assert peer.fields(frames[0])["x-request-id"] == peer.refused_ids[0], "which the log tells"
     assert [each.stream for each in frames if each.kind == HEADERS] == [1, 3, 3]
 
 
@@ -726,9 +732,11 @@ def test_a_call_with_a_header_that_grpc_forbids_is_refused_each_time_and_the_oth
         (7, [("x-bin", "!")]),
         (9, [("te", "gzip")]),
     ):
-        peer.send(peer.headers(number, end=True, fields=[*FIELDS, *more]))
+        peer.send(peer.headers(number, end=True, fields=[*FIELDS, ("x-request-id", "own"), *more]))
         told = [peer.fields(each) for each in peer.received() if each.kind == HEADERS]
         assert told[-1]["grpc-status"] == ("13" if more else "0")
+        assert told[-1].get("x-request-id") == ("own" if more else None)
+    assert peer.refused_ids == ["own"] * 4
     assert [stream.number for stream in peer.streams] == [3]
 
 

@@ -56,7 +56,8 @@ def print_run(result: RunResult, console: Console) -> None:
         console.print(escape(f"  {count:,} × {kind}" + (f": {sample}" if sample else "")), style="red")
     if result.server is not None:
         server = result.server
-        of_all = f" of all {server.requests:,} requests, warm-up included" if result.warmup_requests else ""
+        # Several processes tell their counts once a second: the last may be missing.
+        of_all = f" of the {server.requests:,} requests that it counted, warm-up included" if result.warmup_requests else ""
         console.print(
             f"server: queue {server.queue_ms:.3f} ms, compute {server.compute_ms:.3f} ms, overhead {server.overhead_ms:.3f} ms "
             f"(means{of_all}), {server.rows_per_execution:.1f} rows per execution"

@@ -81,7 +81,7 @@ def test_what_the_server_counted_is_told_as_of_all_requests_where_some_were_drop
         assert ("own statistics, warm-up included" in capsys.readouterr().out) == bool(warmup_requests)
     assert result.server is not None
     assert "(means), " in told[0]
-    assert f"(means of all {result.server.requests:,} requests, warm-up included), " in told[1]
+    assert f"(means of the {result.server.requests:,} requests that it counted, warm-up included), " in told[1]
 
 
 def test_stalls_are_told_with_whose_they_were(result: RunResult) -> None:

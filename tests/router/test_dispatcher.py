@@ -37,6 +37,7 @@ CHEAP = Kind("cheap", 2.0, 0.5, 0.1)
 DEAR = Kind("dear", 1.0, 0.1, 1.0)
 FAILED: Fault = (BackendFailed("no"), False, 1 * MS)
 LOST: Fault = (BackendUnreachable("gone"), True, 1 * MS)
+UNBEGUN: Fault = (*LOST[:2], 1 * MS, False)
 LOST_LATE: Fault = (*LOST[:2], 1000 * MS)
 
 
@@ -89,6 +90,19 @@ def test_what_has_run_of_a_sequence_no_other_backend_runs_again(fault: Fault) ->
         fleet.sessions[0].fault = always(fault)
         assert isinstance(await fleet.send(7.0, parameters={"sequence_id": 5}), type(fault[0]))
         assert ran(fleet) == [1, 0]
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_what_was_never_begun_has_not_run_and_goes_to_another_backend_also_of_a_sequence() -> None:
+    async def main(fleet: Fleet) -> None:
+        cheap, dear = fleet.sessions
+        cheap.fault = always(UNBEGUN)
+        assert isinstance(await fleet.send(7.0, parameters={"sequence_id": 5}), InferResponse)
+        dear.fault = always(UNBEGUN)
+        said = await fleet.send(7.0, parameters={"sequence_id": 5})
+        assert isinstance(said, BackendUnreachable)
+        assert said.message == "gone"
 
     simulated((CHEAP, DEAR), main)
 

@@ -107,6 +107,33 @@ def test_what_was_never_begun_has_not_run_and_goes_to_another_backend_also_of_a_
     simulated((CHEAP, DEAR), main)
 
 
+def test_inputs_of_a_sequence_that_have_ended_a_session_run_on_one_other_backend_alone() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.lanes[0]._killers.add(fleet.request(7.0, parameters={"sequence_id": 5}), fleet.clock.now_ns())
+        assert isinstance(await fleet.send(7.0, parameters={"sequence_id": 5}), InferResponse)
+        assert ran(fleet) == [0, 1, 0]
+        fleet.sessions[1].fault = always(FAILED)
+        assert str(await fleet.send(7.0, parameters={"sequence_id": 5})) == "no"
+        assert ran(fleet) == [0, 2, 0]
+
+    simulated((CHEAP, DEAR, Kind("dearer", 1.0, 0.1, 2.0)), main)
+
+
+def test_inputs_that_have_ended_a_session_before_are_not_told_that_they_may_have_run_where_they_have_not() -> None:
+    async def main(fleet: Fleet) -> None:
+        _, dear = fleet.sessions
+        fleet.lanes[0]._killers.add(fleet.request(7.0), fleet.clock.now_ns())
+        dear.live = 0
+        outcome = asyncio.ensure_future(fleet.send(7.0, deadline_ns=None))
+        await asyncio.sleep(0.005)
+        dear.available = False
+        dear.on_change()
+        assert str(await outcome) == "backend m:1/dear1 has no live session"
+        assert ran(fleet) == [0, 0]
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
+
+
 def test_what_has_run_at_one_backend_and_waits_at_another_that_loses_its_session_is_told_that_it_may_have_run() -> None:
     async def main(fleet: Fleet) -> None:
         cheap, dear = fleet.sessions

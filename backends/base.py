@@ -83,11 +83,13 @@ class SessionLost(BackendError):
     """The session is unusable and must be rebuilt.
 
     self_inflicted: by this run, which would end another session as well; not by something from outside.
+    begun: False: the model has certainly not got this run.
     """
 
-    def __init__(self, message: str = "", *, self_inflicted: bool = False) -> None:
+    def __init__(self, message: str = "", *, self_inflicted: bool = False, begun: bool = True) -> None:
         super().__init__(message)
         self.self_inflicted = self_inflicted
+        self.begun = begun
 
 
 def words_of(exc: BaseException, *, traced: bool = False) -> str:

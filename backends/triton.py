@@ -71,6 +71,8 @@ _TOO_LARGE = "shared memory size specified with the request for output '{}'"
 # What only an answer of its own says: other codes may also be gRPC's, of a call that goes on there.
 _THROUGH = ("INVALID_ARGUMENT", "INTERNAL", "NOT_FOUND", "ALREADY_EXISTS", "UNIMPLEMENTED")
 _LEAST_PROBE_S = 0.05  # where the call has taken all of its time
+# What gRPC itself says of a call for which there was no connection.
+_NOT_SENT = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
 _NOT_LET_IN = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 # Parameters that Triton would heed in addition to us. Source: Triton extension_parameters.md; its sequence_... are the model's.
 _RESERVED = {"priority", "timeout", DEADLINE_NS, TRACEPARENT, TRACESTATE}
@@ -366,7 +368,7 @@ class TritonSession:
             try:
                 self._region.reserve([*(inputs[name].nbytes for name in large_in), *sizes_out.values()])
             except (LoadFailed, OSError) as exc:
-                raise SessionLost(f"triton {self._connection.url}: no shared memory region: {exc}") from exc
+                raise SessionLost(f"triton {self._connection.url}: no shared memory region: {exc}", begun=False) from exc
         for tensor in spec.inputs:
             array = inputs.get(tensor.name)
             if array is None:
@@ -417,7 +419,7 @@ class TritonSession:
             return SessionLost(message)
         gone = any(words.format(self._model.model) in details for words in _GONE)
         if gone or code in _NOT_LET_IN or (code in _OF_EITHER and not self._is_ready(due_s)):
-            return SessionLost(message)
+            return SessionLost(message, begun=not details.startswith(_NOT_SENT))
         if code in _OF_CHANGED and (change := self._model.change(self._connection, due_s)):
             return SessionLost(change)
         refusal = _REFUSALS.get(code)

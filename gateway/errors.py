@@ -175,7 +175,7 @@ class Unavailable(GatewayError):
 
     def after_run(self) -> Self:
         """What a request gets that has begun to run, which this alone would deny."""
-        return type(self)(f"{self.message}; the request may have run", self.retry_after_s)
+        return type(self)(f"{self.message}; the request may have run", *self.args[1:])
 
 
 class NotReady(Unavailable):

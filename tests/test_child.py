@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.process.child import Child, run
+from gateway.process.child import Child, ChildLost, run
 from tests.forks import a_fork
 from tests.waiting import until
 
@@ -99,5 +99,9 @@ def test_a_child_that_was_killed_is_asked_nothing_though_its_status_is_not_known
         psutil.Process(child.pid).kill()
         until(lambda: child.hung_up)
         assert not child.ended
+    until(lambda: child.ended)
+    with pytest.raises(ChildLost, match="ended with status -9") as lost:
+        child.ask([b""])
+    assert not lost.value.begun
     child.close()
     assert child.hung_up

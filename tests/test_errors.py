@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.errors import BackendFailed, InvalidArgument, NotReady, instead, without_folders
+from gateway.errors import BackendFailed, BackendUnreachable, InvalidArgument, NotReady, instead, without_folders
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,11 @@ def test_what_exists_is_named_as_far_as_it_fits() -> None:
     words = instead("n" * 100_000, many, "models here")
     assert words.endswith("…' and 990 more")
     assert len(words) < 2000
+
+
+def test_what_has_begun_to_run_is_told_so_by_an_error_that_is_the_same_otherwise() -> None:
+    for error in BackendUnreachable("gone", 2.0), NotReady("not loaded", 3.0, ("m", "1")):
+        told = error.after_run()
+        assert type(told) is type(error)
+        assert told.message == f"{error.message}; the request may have run"
+        assert vars(told) == {**vars(error), "message": told.message}

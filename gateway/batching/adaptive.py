@@ -33,6 +33,8 @@ Whenever a worker is idle and something waits:
  7. Without an SLO, of the batches with the first in line, of its length and of others, the one that is worth most for its time:
     so nobody is overtaken by much. See `joining.in_turn`.
 
+What shares no batch goes one by one as it stands in line: only the first of these steps is for it, and n_o is one request.
+
 Where D is tight, other rules are rehearsed, and in place of these steps the one is followed that serves most (`rehearsal`).
 
 Lengths that share batches at little cost are decided on as one queue (`line`), whose cap is the largest n with
@@ -63,7 +65,7 @@ from gateway.batching.holding import gather, hold, pace
 from gateway.batching.inflow import CAP_AT_MOST, NOT_HELD, UTILISATION, Held, Inflow, Inflows, View
 from gateway.batching.joining import filled, in_turn
 from gateway.batching.line import Line, dealt
-from gateway.batching.overload import OVERLOADED, STALE_NS, Plan, collected, feasible, missing_ns, outlook, plan
+from gateway.batching.overload import OVERLOADED, STALE_NS, Plan, collected, feasible, missing_ns, outlook, plan, usual_at
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
 from gateway.batching.rehearsal import TIGHT, Rehearsal, Streams
@@ -160,7 +162,7 @@ class Adaptive:
         if len(state.queues) == 1:
             rehearsal, busy, held = self._rehearsal, len(state.in_flight), stream.held
             asks = rehearsal.until_look <= 0 or rehearsal.stance != PLANNED
-            if slo_ns is not None and asks and not queue.has_lower_class:
+            if slo_ns is not None and asks and not (queue.has_lower_class or queue.alone):
                 stance = self._stance_for(state, now_ns, slo_ns)
                 if stance != PLANNED:
                     decision = decide_in(stance, queue, View(stream, busy, now_ns, free_slots), slo_ns)
@@ -236,6 +238,8 @@ class Adaptive:
         view = View(stream, busy, now_ns, free_slots, None if slo_ns is None else _FRESH * slo_ns)
         last = len(view.sizes) - 1
         shed: list[Entry] = []
+        deadline_ns = first[2]
+        foreseen: Outlook | None = None
         if slo_ns is not None and first[2] < now_ns + view.alone_ns(first[3], view.margin):
             hope = self._hope(view, state, now_ns)
             waiting -= shed_hopeless(queue, view, hope, _FRESH * slo_ns, shed)
@@ -243,8 +247,11 @@ class Adaptive:
                 return self._tried(queue, stream, view, hope, shed, state, slo_ns, alone)
             first = entries[len(shed)]
             deadline_ns = sure(queue, view, len(shed))
-        else:
-            deadline_ns = first[2]
+        if queue.alone:  # there is nothing to gather
+            if slo_ns is not None and (stream.margin or state.rows > first[3]):
+                _, foreseen = self._fresh(queue, stream, view, slo_ns, state, alone)
+            rows, reason = first[3], "idle" if waiting == first[3] else "cap"
+            return Decision(rows, reason, None, shed, round(view.expected_ns(rows)), (), foreseen)
         share, work = self._share(stream, state, now_ns) if not alone else (1.0, 0.0)
         sustains = view.sustains(share, slo_ns)
         cap = _cap(view, slo_ns, waiting, sustains, stream is self._line.stream)
@@ -253,7 +260,6 @@ class Adaptive:
             fits = 0
         index = fits if fits < cap else cap
         reason = "idle"
-        foreseen: Outlook | None = None
         if view.sizes[index] < waiting:
             reason = "deadline" if fits < cap else "cap" if cap < last else "full"
             if slo_ns is not None:
@@ -415,7 +421,7 @@ class Adaptive:
         nearly as productive will do, for which less must be shed.
         """
         curve = view.curve
-        low = collected(curve, view.rate, slo_ns, view.level * curve.spread)
+        low = usual_at(queue, stream, view.rate, slo_ns, view.level * curve.spread)
         if not alone:
             stream.usual = low
             work = self._least_work(state, view, slo_ns)
@@ -426,7 +432,7 @@ class Adaptive:
             stream.margin, view.margin = 0.0, curve.spread
             view.quantile = view.level * curve.spread
             return bisect_left(curve.rates, _PRODUCTIVE * curve.rates[low]), None
-        planned = plan(curve, view.level, view.rate, slo_ns)
+        planned = Plan(low, curve.spread) if queue.alone else plan(curve, view.level, view.rate, slo_ns)
         stream.margin = view.margin = planned.margin
         view.quantile = view.level * planned.margin
         told: dict[Inflow, Outlook] = {}
@@ -436,10 +442,10 @@ class Adaptive:
             theirs = self._streams.of(other.group)
             if theirs not in told and theirs.curve.current().ready:
                 level = theirs.curve.level(view.busy + 1)  # of shapes that learn apart it is another
-                at = collected(theirs.curve, theirs.rate(view.now_ns), slo_ns, level * planned.margin)
+                at = usual_at(other, theirs, theirs.rate(view.now_ns), slo_ns, level * planned.margin)
                 told[theirs] = outlook(theirs.curve, level, Plan(at, planned.margin), view.workers, crowd, view.now_ns)
             other.outlook = told.get(theirs)
-        usual = planned._replace(at=view.as_long(planned.at))
+        usual = planned if queue.alone else planned._replace(at=view.as_long(planned.at))
         together = stream is self._line.stream
         return planned.at, outlook(curve, view.level, usual, view.workers, crowd, view.now_ns, together=together)
 

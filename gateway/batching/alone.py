@@ -1,11 +1,8 @@
 """The batch of one request: of one that waits alone, as nearly all do where few ask the same model, or that shares none."""
 
-import msgspec
-
 from gateway.batching.batch import Batch, Part
 from gateway.batching.policy import Decision
-from gateway.batching.queue import BatchLimits, LengthGroup, Queue, State
-from gateway.types import ALONE
+from gateway.batching.queue import BatchLimits, Queue, State
 
 
 def close_alone(
@@ -35,20 +32,3 @@ def close_alone(
     )
     in_flight[batch] = None
     return batch
-
-
-def one_if_alone(queue: Queue, decision: Decision) -> tuple[Queue, Decision]:
-    """What becomes of a decision to close a batch, where the group's requests share none: the policy does not know that.
-
-    The first of them, of the queue that the decision takes from first.
-    """
-    key = queue.group.shape_key if isinstance(queue.group, LengthGroup) else queue.group
-    if not (isinstance(key, tuple) and ALONE in key):
-        return queue, decision
-    rows = decision.rows
-    if not (rows and queue.entries):
-        queue, rows = next((more.queue, more.rows) for more in decision.fill if more.rows)
-    first_rows = queue.entries[0][3]
-    if rows <= first_rows and not decision.fill:
-        return queue, decision
-    return queue, msgspec.structs.replace(decision, rows=min(rows, first_rows), fill=(), expected_ns=0)

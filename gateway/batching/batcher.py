@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.batching.alone import close_alone, one_if_alone
+from gateway.batching.alone import close_alone
 from gateway.batching.batch import Batch, Padding, Part
 from gateway.batching.forecast import Forecast, first_free_ns, forecast, full_row_ns
 from gateway.batching.groups import Groups
@@ -409,8 +409,8 @@ class Batcher(Untold):
 
     def _close(self, queue: Queue, decision: Decision, now_ns: int, batches: list[Batch]) -> None:
         parts: list[Part] = []
-        queue, decision = (queue, decision) if queue.group is None else one_if_alone(queue, decision)
-        limit, reason, fill, most = decision.rows, decision.reason, decision.fill, self.max_rows
+        limit = min(decision.rows, queue.entries[0][3]) if queue.alone else decision.rows  # not every policy knows
+        reason, fill, most = decision.reason, decision.fill, self.max_rows
         padding = None if self._ragged is None or self._by_length else Padding(self._ragged, parts)
         rows = self._take(queue, limit if limit < most else most, parts, padding, now_ns) if limit else 0
         group = queue.group if rows else next(more.queue.group for more in fill if more.rows)

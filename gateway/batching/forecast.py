@@ -88,16 +88,23 @@ def forecast(
         ahead_ns = turn_ns - wait_ns + rounds * streams.usual_ns
         return Forecast(wait_ns, ahead_ns, shape[curve.at(rows)] * level * spread, batch_ns, workers, True)
     queue = state.queues.get(group)
-    total = rows
+    before = 0
     if queue is not None:
-        total += queue.rows if key is None else queue.rows_before(key)
-    batches = (total - 1) // cap_rows
+        before = queue.rows if key is None else queue.rows_before(key)
+    if queue is not None and queue.alone:  # one batch for each that waits
+        one = _one(queue, curve)
+        batch_ns = shape[one] * level
+        parts, last = divmod(rows - 1, curve.sizes[-1])
+        batches, last = parts - (-before // curve.sizes[one]), last + 1
+    else:
+        batches = (before + rows - 1) // cap_rows
+        last = before + rows - batches * cap_rows
     free = [0.0] * free_slots + sorted(_residual_ns(service, batch, now_ns) for batch in running) or [0.0]
     rounds, place = divmod(batches, len(free))
     ahead_ns = free[place] - free[0] + rounds * batch_ns
     if len(state.queues) > 1:
         ahead_ns += _others_ns(service, state, group, max(1, workers), slo_ns, key, now_ns) / len(free)
-    own_ns = shape[curve.at(total - batches * cap_rows)] * level * spread
+    own_ns = shape[curve.at(last)] * level * spread
     return Forecast(free[0], ahead_ns, own_ns, batch_ns, workers, True)
 
 
@@ -158,6 +165,11 @@ def _cap(curve: ServiceCurve, level: float, slo_ns: int | None) -> int:
     return max(0, bisect_right(curve.shape, CAP * slo_ns / (level * curve.spread)) - 1)
 
 
+def _one(queue: Queue, curve: ServiceCurve) -> int:
+    """Index in `sizes` of one of the requests that wait there, on average."""
+    return curve.at(-(-queue.rows // max(1, len(queue.entries))))
+
+
 def _residual_ns(service: ServiceModel, batch: Batch, now_ns: int) -> float:
     """How long a batch will still run. One that is overdue is taken to need as long again: it may never end."""
     expected_ns: float = batch.expected_ns
@@ -179,7 +191,7 @@ def _others_ns(
             curve = _curve(service, queue.group, nearest)
             if curve is not None and not queue.is_hopeless(now_ns):
                 level = curve.level(busy)
-                cap = _cap(curve, level, slo_ns)
+                cap = _one(queue, curve) if queue.alone else _cap(curve, level, slo_ns)
                 rows = queue.rows if key is None else queue.rows_before(key)
                 time_ns += rows * curve.shape[cap] * level / curve.sizes[cap]
     return as_all(time_ns, looked_at, state.queues.get(group), state)

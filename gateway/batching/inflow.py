@@ -105,9 +105,14 @@ class Inflow:
         arrivals = self.arrivals
         if not arrivals:
             return 0.0
-        curve = self.curve
-        rows = min((self.came_rows - arrivals[0][1]) / len(arrivals), curve.sizes[-1])  # of a batch of one request
-        return self.rate(now_ns) * curve.expected_ns(ceil(rows), busy) / rows
+        rows = self.lone_rows
+        return self.rate(now_ns) * self.curve.expected_ns(ceil(rows), busy) / rows
+
+    @property
+    def lone_rows(self) -> float:
+        """On average, of a batch of one request."""
+        arrivals = self.arrivals
+        return min((self.came_rows - arrivals[0][1]) / len(arrivals), self.curve.sizes[-1]) if arrivals else 1.0
 
     def work(self, now_ns: int) -> float:
         """Workers this stream keeps busy in its usual batches; in full ones, while these are not known."""

@@ -5,7 +5,7 @@ from math import exp, inf
 from typing import Any, Final, Protocol
 
 from gateway.batching.policy import Fill
-from gateway.batching.queue import NEVER, BatchLimits, LengthGroup, Queue, State
+from gateway.batching.queue import NEVER, BatchLimits, LengthGroup, Queue, State, shares_none
 from gateway.batching.service_curve import ServiceCurve
 
 # Times what the first has waited: by so much later may have come a request that is worth 1/e of what it else were.
@@ -193,4 +193,5 @@ def _lone_ns(curve: ServiceCurve, pooled_ns: float, rows: int, busy: int) -> flo
 
 def joined(one: Hashable, other: Hashable) -> bool:
     """Whether requests of both groups may be padded to share a batch."""
-    return isinstance(one, LengthGroup) and isinstance(other, LengthGroup) and one.shape_key == other.shape_key
+    both = isinstance(one, LengthGroup) and isinstance(other, LengthGroup) and one.shape_key == other.shape_key
+    return both and not shares_none(one)

@@ -15,13 +15,13 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterator
 from heapq import heapify, heapreplace
 from itertools import islice
-from math import log, log2, sqrt
+from math import ceil, log, log2, sqrt
 from typing import Final, NamedTuple
 
 import msgspec
 
 from gateway.batching.forecast import QUEUES, Forecast, as_all
-from gateway.batching.inflow import ARRIVALS, View
+from gateway.batching.inflow import ARRIVALS, Inflow, View
 from gateway.batching.joining import Moment, joined
 from gateway.batching.queue import NEVER, Expected, LengthGroup, Outlook, Queue, State, deadline_of, virtual_deadline
 from gateway.batching.service_curve import ServiceCurve
@@ -73,6 +73,12 @@ def collected(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) ->
         else:
             high = middle - 1
     return low
+
+
+def usual_at(queue: Queue, stream: Inflow, rate: float, slo_ns: int, quantile: float) -> int:
+    """As `collected`; of a queue whose requests share no batch, the index of one request."""
+    curve = stream.curve
+    return curve.at(ceil(stream.lone_rows)) if queue.alone else collected(curve, rate, slo_ns, quantile)
 
 
 def outlook(
@@ -180,6 +186,7 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, own_rows: int, de
     own = _Shape(queue.group, ahead, queue.rows, before * ahead.full_ns)
     first_ns = queue.entries[0][2] if queue.entries else deadline_ns
     others: dict[Hashable, _Shape] = {}
+    others_ns = 0.0  # of those that share no batch
     looked_at = queue.rows
     for other in islice(state.queues.values(), QUEUES):
         theirs = other.outlook
@@ -198,19 +205,22 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, own_rows: int, de
             own.add(other.group, theirs, other.rows, apart_ns)
             first_ns = min(first_ns, other.entries[0][2])
             continue
+        if other.alone:
+            others_ns += apart_ns
+            continue
         key = other.group.shape_key if isinstance(other.group, LengthGroup) else other.group
         if key in others:
             others[key].add(other.group, theirs, other.rows, apart_ns)
         else:
             others[key] = _Shape(other.group, theirs, other.rows, apart_ns)
-    others_ns = sum([min(shape.apart_ns, shape.together_ns) for shape in others.values()])
+    others_ns += sum([min(shape.apart_ns, shape.together_ns) for shape in others.values()])
     soonest_ns += as_all(others_ns, looked_at - queue.rows, queue, state) / workers
     most = own.longest.pace.curve.sizes[-1]
     come = own_rows if own_rows > most else 1
     end_ns = soonest_ns + own.apart_ns / workers + ahead.pace.alone_ns(rest + come, workers)
     batches, more = divmod(own.rows, most)
     together_ns = soonest_ns + own.longest.pace.alone_ns(more + come, workers)
-    if own.longest is not ahead or together_ns <= first_ns:
+    if not queue.alone and (own.longest is not ahead or together_ns <= first_ns):
         end_ns = min(end_ns, together_ns + own.full_ns(batches) / workers)
     return max(0.0, end_ns - deadline_ns)
 

@@ -52,7 +52,7 @@ class Fixed:
     def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
-        if queue.rows >= self._max_rows:
+        if queue.rows >= self._max_rows or queue.alone:
             return Decision(self._max_rows, "full")
         close_at_ns = queue.oldest_ns + self._max_delay_ns
         if now_ns >= close_at_ns:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from gateway.batching.batch import Batch
-from gateway.types import InferRequest
+from gateway.types import ALONE, InferRequest
 
 NEVER = 1 << 62
 """The deadline of a request that has none."""
@@ -82,6 +82,12 @@ class LengthGroup(NamedTuple):
     length: int
 
 
+def shares_none(group: Hashable) -> bool:
+    """Whether its requests share no batch."""
+    key = group.shape_key if isinstance(group, LengthGroup) else group
+    return isinstance(key, tuple) and ALONE in key
+
+
 class Curve(Protocol):
     """What is looked at of a service curve, which see."""
 
@@ -134,13 +140,14 @@ class Outlook(msgspec.Struct, kw_only=True):
 class Queue:
     """The waiting requests of one group, by virtual deadline; first come, first served among equals.
 
-    outlook: by the last decision, or by what has come since; None: all may wait.
+    alone: they share no batch. outlook: by the last decision, or by what has come since; None: all may wait.
     """
 
-    __slots__ = ("_in_order", "_low_ns", "_lowest", "_plain", "entries", "group", "outlook", "rows")
+    __slots__ = ("_in_order", "_low_ns", "_lowest", "_plain", "alone", "entries", "group", "outlook", "rows")
 
     def __init__(self, group: Hashable) -> None:
         self.group = group
+        self.alone = group is not None and shares_none(group)
         self.entries: deque[Entry] = deque()
         self.rows = 0
         self.outlook: Outlook | None = None

@@ -53,6 +53,10 @@ class LinkLost(Exception):
     """The replica did not answer: it ended, is ending, or cannot be reached."""
 
 
+class NotSent(LinkLost):
+    """It was not asked."""
+
+
 Outcome = Buffer | Exception
 """The frame that answers a batch, or why there is none: LinkLost, InternalError, or what taking a part raised."""
 
@@ -258,9 +262,9 @@ class Link:
         return call
 
     async def _by_serve(self, frame: bytes, timeout_s: float) -> Buffer:
-        """Which `BatchCall.cancel` does not reach. Raises: LinkLost, InternalError."""
+        """Which `BatchCall.cancel` does not reach. Raises: LinkLost, NotSent, InternalError."""
         if self.no_channel:
-            raise LinkLost(self.no_channel)
+            raise NotSent(self.no_channel)
         return await self._request(_RUN, frame, timeout_s)
 
     def _answered(self, call: BatchCall, future: "asyncio.Future[Buffer]") -> None:

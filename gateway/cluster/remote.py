@@ -41,7 +41,7 @@ from backends.early_failure import EarlyFailure
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
 from gateway.cluster.channel_connection import check_size
-from gateway.cluster.link import CALL_MARGIN_S, BatchCall, KeepAccount, Link, LinkLost, Outcome
+from gateway.cluster.link import CALL_MARGIN_S, BatchCall, KeepAccount, Link, LinkLost, NotSent, Outcome
 from gateway.config import Backend
 from gateway.engine.runner import Execution, OnBatchDone, OnBatchPart
 from gateway.errors import (
@@ -324,7 +324,10 @@ class RemoteRunner:
             error = BackendFailed(f"{self._name}: {words_of(outcome, traced=True)}")
         trace = "" if lost else trace_of(outcome)
         first_ns = run.first_part_ns
-        return Execution(run.sent_ns, received_ns, error=error, session_lost=lost, trace=trace, first_part_ns=first_ns)
+        begun = not isinstance(outcome, NotSent)
+        return Execution(
+            run.sent_ns, received_ns, error=error, session_lost=lost, begun=begun, trace=trace, first_part_ns=first_ns
+        )
 
     # who is there
 
@@ -470,6 +473,7 @@ def _execution(run: _Run, answer: Buffer, received_ns: int) -> Execution:
             session_lost=extra["session_lost"],
             # A replica of an older version does not say:
             self_inflicted=extra.get("self_inflicted", False),
+            begun=extra.get("begun", True),
             refused=extra.get("refused", False),
             trace=extra.get("trace", ""),
             first_part_ns=first_part_ns,

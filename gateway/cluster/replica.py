@@ -332,6 +332,7 @@ class Replica:
         verdict = {
             "session_lost": execution.session_lost,
             "self_inflicted": execution.self_inflicted,
+            "begun": execution.begun,
             "refused": execution.refused,
             "trace": trace,
         }
@@ -360,7 +361,7 @@ class Replica:
             else:
                 now_ns = self._clock.now_ns()
                 error = BackendUnreachable(f"{self._name}: the session that the batch was for is lost")
-                early.on_end(Execution(now_ns, now_ns, error=error, session_lost=True))
+                early.on_end(Execution(now_ns, now_ns, error=error, session_lost=True, begun=False))
 
     def _cancel_early(self, early: EarlyBatch) -> None:
         if early.running is not None:

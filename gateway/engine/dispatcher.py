@@ -166,11 +166,11 @@ class Dispatcher:
     def fall_back(self, sent: "_Sent", now_ns: int, *, ran: bool, busy: bool) -> bool:
         """Submit a request that its lane did not serve to another, if there is one that can.
 
-        ran: there, which it may do in one more, unless of a sequence. If it has not, and is in its second, it leaves that only
-        if down, and for none that it was in: under overload all would move about. busy: that lane has too much to do, no fault.
+        ran: there, which it may do in one more, unless of a sequence; or its inputs have ended a session there. Else, in its
+        second, it leaves that only if down, and for none it was in: under overload all would move. busy: it has too much to do.
         """
         request, left, was_in = sent.request, sent.candidate, sent.place is not None
-        stays = (sent.failed is not None or request.of_sequence) if ran else bool(sent.left) and self._works(left)
+        stays = (sent.failed is not None or (was_in and request.of_sequence)) if ran else bool(sent.left) and self._works(left)
         if stays or now_ns > deadline_of(request, self._slo_ns):
             return False
         request.plain = False  # it does not come there as it arrived
@@ -182,7 +182,7 @@ class Dispatcher:
         if was_in:
             sent.left += (left,)
         if ran:
-            sent.failed, request.ran = left, True
+            sent.failed, request.ran = left, was_in
         self._sent_to(candidate, "fallback", now_ns)
         return True
 
@@ -472,7 +472,7 @@ class _Sent:
             return None
         if failed is not None and self.failed is None:
             dispatcher.blame(self.candidate)
-        elif self.failed is not None and not ran and isinstance(outcome, Unavailable):  # which denies that it has run
+        elif self.failed is not None and self.request.ran and not ran and isinstance(outcome, Unavailable):  # which denies it
             if self._blamed is not None:
                 dispatcher.blame(self.failed)
             return self._blamed or outcome.after_run()

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 class _Waiting(msgspec.Struct, kw_only=True, eq=False):
     """One accepted request until it is answered, and its place.
 
-    failed: first rows of the parts whose run failed. split: what is done of it, if only parts are.
+    failed: a run of it has, of a part at least. split: what is done of it, if only parts are.
     batch: of a decoupled model, which has given a first part of the answer.
     """
 
@@ -67,7 +67,7 @@ class _Waiting(msgspec.Struct, kw_only=True, eq=False):
     reserved_ns: int
     on_answer_part: OnAnswerPart | None = None
     batch: Batch | None = None
-    failed: tuple[int, ...] = ()
+    failed: bool = False
     split: SplitAnswer | None = None
 
     def cancel(self) -> None:
@@ -81,7 +81,7 @@ class _Waiting(msgspec.Struct, kw_only=True, eq=False):
     def ran(self) -> bool:
         # What fits into a batch never waits in part: to look through all that runs for each would make a hand-over long.
         in_parts = self.request.rows > self.lane.batcher.max_rows
-        return bool(self.failed) or self.split is not None or (in_parts and self.request in _begun(self.lane))
+        return self.failed or self.split is not None or (in_parts and self.request in _begun(self.lane))
 
 
 class Lane:
@@ -410,12 +410,10 @@ class Lane:
                 log.exception("%s: inputs that have ended a session could not be noted", self.name)
             # Not "unreachable", which clients take for safe to send again.
             error = BackendFailed(error.message)
-        if lost and isinstance(error, Unavailable):
-            error = error.after_run()
         for part in batch.parts:
             to_blame = alone and (not lost or execution.self_inflicted)
             try:
-                if self._part_failed(part, error, now_ns, lost=lost, to_blame=to_blame):
+                if self._part_failed(part, batch, execution, error, now_ns, to_blame=to_blame):
                     self._tell(part.request, error, execution.trace, now_ns)
             except BaseException:
                 log.exception("%s: a failed request could not be run again", self.name)
@@ -423,15 +421,20 @@ class Lane:
         if lost and self._waiting and not self._lives:
             self.hand_over_all(now_ns)
 
-    def _part_failed(self, part: Part, error: GatewayError, now_ns: int, *, lost: bool, to_blame: bool) -> bool:
+    def _part_failed(
+        self, part: Part, batch: Batch, execution: Execution, error: GatewayError, now_ns: int, *, to_blame: bool
+    ) -> bool:
         """Whether this was the end of the request."""
         waiting = self._waiting.get(part.request)
         if waiting is None:
             return False
-        begun = waiting.batch is not None  # a part of its answer has left
-        ends = part.start in waiting.failed or to_blame or begun or not self.runner.available or part.request.of_sequence
-        waiting.failed += (part.start,)
+        lost, answered = execution.session_lost, waiting.batch is not None  # a part of its answer has left
+        ends = batch.reason == "retry" or to_blame or answered or not self.runner.available
+        ends = ends or (execution.begun and part.request.of_sequence)
+        waiting.failed |= execution.begun
         if ends or (lost and self._taken_over(part.request, now_ns)):
+            if lost and isinstance(error, Unavailable) and waiting.ran:
+                error = error.after_run()
             self._end(part.request, error, failed=True)
             return True
         self.metrics.retried()

@@ -23,6 +23,7 @@ class Execution(_Times, frozen=True, kw_only=True, eq=False):
     session_lost: the session must be rebuilt; the same requests may well succeed on another, unless self_inflicted.
     self_inflicted: with session_lost: the run itself ended the session (it raised what is no Exception, exited, crashed by a
     signal other than SIGKILL and SIGTERM, ran out of memory, or hung past hang_timeout_s); not something from outside.
+    begun: False, with session_lost: the model has certainly not got the batch.
     first_part_ns: of a decoupled model, when the first part of the answer was there, whatever came after it; its outputs are
     None, even if all went well.
     refused: the outputs were not as declared. trace: of what the model raised, for the log; empty: it raised nothing.
@@ -32,6 +33,7 @@ class Execution(_Times, frozen=True, kw_only=True, eq=False):
     error: GatewayError | None = None
     session_lost: bool = False
     self_inflicted: bool = False
+    begun: bool = True
     refused: bool = False
     trace: str = ""
     first_part_ns: int | None = None

@@ -167,7 +167,8 @@ class ProcessSession:
                 outputs[name] = np.vectorize(bytes.decode, otypes=[object])(outputs[name])
             return outputs, answer
         except ChildLost as exc:
-            raise SessionLost(f"process {self.pid} of the session {exc}", self_inflicted=exc.self_inflicted) from exc
+            how = f"process {self.pid} of the session {exc}"
+            raise SessionLost(how, self_inflicted=exc.self_inflicted, begun=exc.begun) from exc
         except Exception as exc:
             raise SessionLost(
                 f"process {self.pid} of the session answered no frame: {words_of(exc)}", self_inflicted=True
@@ -184,7 +185,7 @@ def _error_of(answer: Mapping[str, Any]) -> BackendError:
     """What `_told` was told."""
     error: BackendError
     if answer["lost"]:
-        error = SessionLost(answer["error"], self_inflicted=answer["self_inflicted"])
+        error = SessionLost(answer["error"], self_inflicted=answer["self_inflicted"], begun=answer["begun"])
     else:
         error = _FAULTS[answer["fault"]](answer["error"])
     error.trace = answer["trace"]
@@ -252,12 +253,12 @@ def _told(exc: BaseException) -> dict[str, bool | str]:
 def _verdict(exc: BaseException) -> dict[str, bool | str]:
     """Whether what a run raised has ended the session, and by the run's own doing; else which of _FAULTS it is."""
     if isinstance(exc, SessionLost):
-        return {"lost": True, "self_inflicted": exc.self_inflicted, "fault": ""}
+        return {"lost": True, "self_inflicted": exc.self_inflicted, "begun": exc.begun, "fault": ""}
     ended = isinstance(exc, MemoryError) or not isinstance(exc, Exception)
     fault = "outputs" if isinstance(exc, OutputsRefused) else ""
     if isinstance(exc, InputRefused):
         fault = exc.code
-    return {"lost": ended, "self_inflicted": ended, "fault": fault}
+    return {"lost": ended, "self_inflicted": ended, "begun": True, "fault": fault}
 
 
 if __name__ == "__main__":

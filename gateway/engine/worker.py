@@ -249,6 +249,7 @@ class Worker:
         work = job.work
         error: GatewayError
         lost = own = refused = False
+        begun = True
         try:
             if job.on_part is not None:
                 self._stream(session, job)
@@ -261,6 +262,7 @@ class Worker:
             return Execution(started_ns, self._clock.now_ns(), outputs=outputs)
         except SessionLost as exc:
             lost, own = True, exc.self_inflicted
+            begun = exc.begun or job.first_part_ns is not None
             error, trace = (
                 (BackendFailed if own else BackendUnreachable)(f"{self._name}: {words_of(exc, traced=True)}"),
                 trace_of(exc),
@@ -286,6 +288,7 @@ class Worker:
             error=error,
             session_lost=lost,
             self_inflicted=own,
+            begun=begun,
             refused=refused,
             trace=trace,
             first_part_ns=job.first_part_ns,

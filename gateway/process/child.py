@@ -45,11 +45,12 @@ def living_pids() -> Iterable[int]:
 
 
 class ChildLost(Exception):
-    """The child answers no more: how that came. self_inflicted: by what it ran itself."""
+    """The child answers no more: how that came. self_inflicted: by what it ran itself. begun: False: it has not got all."""
 
-    def __init__(self, how: str, *, self_inflicted: bool = False) -> None:
+    def __init__(self, how: str, *, self_inflicted: bool = False, begun: bool = True) -> None:
         super().__init__(how)
         self.self_inflicted = self_inflicted
+        self.begun = begun
 
 
 class _Lifeline:
@@ -122,14 +123,16 @@ class Child:
     def ask(self, pieces: Sequence[Buffer]) -> memoryview:
         """Send one message, in pieces, and wait for the one that answers it. Raises: ChildLost."""
         if self._status.done():
-            raise ChildLost(f"ended with status {self._status.result()}")
+            raise ChildLost(f"ended with status {self._status.result()}", begun=False)
+        sent = False
         try:
             send(self._socket, pieces)
+            sent = True
             return receive(self._socket)
         except (OSError, EOFError) as exc:
             status = self._ended_within(_EXIT_S)
             how = "has left its connection" if status is None else f"ended with status {status}"
-            raise ChildLost(how, self_inflicted=status not in _FROM_OUTSIDE) from exc
+            raise ChildLost(how, self_inflicted=status not in _FROM_OUTSIDE, begun=sent) from exc
 
     def watch(self, ended: Callable[[int], None]) -> None:
         """ended: gets the child's status when it has ended, on any thread."""

@@ -739,8 +739,22 @@ def test_the_same_codes_of_a_server_without_the_model_lose_the_session(double: D
     double.refusal = grpc.StatusCode[code], "no such thing"
     session = load(double).open_session(0)
     double.ready = False
-    with pytest.raises(SessionLost, match="no such thing"):
+    with pytest.raises(SessionLost, match="no such thing") as lost:
         answer(session, decoupled)
+    assert lost.value.begun  # for all that is known
+    session.close()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_call_for_which_there_is_no_connection_has_not_begun(decoupled: bool) -> None:
+    with serving() as gone:
+        gone.decoupled, gone.parts = decoupled, [None]
+        session: Any = load(gone).open_session(0)
+        answer(session, decoupled)
+    session._run.__self__._connection.cancel()  # the next call opens a connection
+    with pytest.raises(SessionLost, match="UNAVAILABLE") as lost:
+        answer(session, decoupled)
+    assert not lost.value.begun
     session.close()
 
 

@@ -109,7 +109,7 @@ def test_requests_of_different_shape_never_share_a_batch() -> None:
 @pytest.mark.parametrize("buckets", [None, (4, 64)], ids=["plain", "by length"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_requests_that_share_no_batch_run_one_by_one_in_their_order(policy: str, buckets: tuple[int, ...] | None) -> None:
-    batching = Batching(policy=policy, max_delay_ms=0)
+    batching = Batching(policy=policy, max_delay_ms=60_000)
     ragged = None if buckets is None else Ragged(pad={"ids": 0}, buckets=buckets)
     batcher = Batcher(POLICIES[policy](batching), max_rows=8, ragged=ragged, max_queue_rows=100)
     asked = []

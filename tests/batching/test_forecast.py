@@ -10,14 +10,14 @@ from gateway.batching.overload import Plan, outlook
 from gateway.batching.policies import POLICIES
 from gateway.batching.queue import LengthGroup
 from gateway.config import Batching, Ragged
-from gateway.types import InferRequest
+from gateway.types import ALONE, InferRequest
 from tests.batching.curves import kept_curve, kept_model
 
 MS = 1_000_000
 
 
-def request(rows: int = 1, now_ns: int = 0) -> InferRequest:
-    return InferRequest("m", "1", "", {"X": np.zeros((rows, 1), np.float32)}, rows, now_ns)
+def request(rows: int = 1, now_ns: int = 0, *, key: object = None) -> InferRequest:
+    return InferRequest("m", "1", "", {"X": np.zeros((rows, 1), np.float32)}, rows, now_ns, shape_key=key)  # type: ignore[arg-type]
 
 
 def batcher_that_knows(policy: str = "adaptive", *, workers: int = 1, slo_ms: int | None = 100) -> Batcher:
@@ -86,6 +86,17 @@ def test_full_batches_ahead_take_their_turn_on_all_workers() -> None:
     forecast = batcher.forecast(request(), 0, free_slots=0)
     # three before: on the first worker, on the second, on the first again, whose turn ends at 30 + 55 + 55; the second's at 105
     assert forecast.total_ns == pytest.approx((50 + 55 + 11) * MS, rel=0.05)
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "greedy"])
+def test_each_that_shares_no_batch_is_waited_for(policy: str) -> None:
+    batcher = batcher_that_knows(policy, slo_ms=1000)
+    start(batcher, 20, 0)  # until 30 ms
+    for _ in range(6):
+        batcher.add(request(2, key=("a", ALONE)), 0)
+    own, other = (batcher.forecast(request(5, key=key), 0, free_slots=0) for key in (("a", ALONE), None))
+    assert own.total_ns == pytest.approx((30 + 6 * 12 + 15) * MS, rel=0.05)
+    assert other.total_ns == pytest.approx(own.total_ns, rel=0.05)
 
 
 def test_an_overdue_batch_is_taken_to_need_as_long_again() -> None:

@@ -10,7 +10,7 @@ from gateway.batching.overload import plan
 from gateway.batching.service_curve import ServiceCurve, size_grid
 from gateway.batching.stances import PLANNED
 from gateway.errors import Overloaded
-from gateway.types import InferRequest
+from gateway.types import ALONE, InferRequest
 from loadtest.search.simulator import SHED, Affine, simulate
 from tests.batching.curves import MS, kept_curve, kept_model
 from tests.batching.test_adaptive import add, batcher_of, request
@@ -72,6 +72,21 @@ def test_under_overload_most_refusals_come_at_once_and_nothing_that_is_answered_
     assert np.mean(refused <= 0.1 * slo_ms * MS) >= soon
     assert np.mean(outcome.latencies_ns > slo_ms * MS) == 0
     assert outcome.goodput_rps(round(slo_ms * MS)) >= 0.9 * fluid_rps
+
+
+@pytest.mark.parametrize("sequences", [1, 20])
+def test_requests_that_share_no_batch_are_refused_at_once_by_what_each_of_them_takes(sequences: int) -> None:
+    def of_sequence(number: int, now_ns: int) -> InferRequest:
+        key = ("sequence", number % sequences), ALONE
+        return InferRequest("m", "1", "", {"X": np.zeros((1, 1), np.float32)}, 1, now_ns, shape_key=key)
+
+    batcher = batcher_of(fixed_ms=20, row_ms=1, slo_ms=200, max_rows=64)
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(1e9 / 95, 400)).astype(np.int64)  # twice what it can do
+    outcome = simulate(batcher, arrivals, Affine(20 * MS, 1 * MS), workers=1, request_of=of_sequence)
+    refused = outcome.refused_ns[outcome.refused_ns != SHED]
+    assert np.mean(refused <= 20 * MS) >= 0.95
+    assert np.mean(outcome.latencies_ns > 200 * MS) <= 0.02
+    assert outcome.goodput_rps(200 * MS) >= 0.95 * 1000 / 21
 
 
 @pytest.mark.parametrize("workers", [1, 4])

@@ -10,7 +10,7 @@ import pytest
 from backends.base import ModelSpec
 from gateway.cluster.answers import attend_answer, attendance_decoder
 from gateway.cluster.channel import Channel, ChannelLost, OnFramePart, PendingAnswer, Standing
-from gateway.cluster.link import _RELEASE, ATTEND_S, Link, LinkLost, Outcome
+from gateway.cluster.link import _RELEASE, ATTEND_S, Link, LinkLost, NotSent, Outcome
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import parse_config
 from gateway.engine.runner import PARTS_AHEAD
@@ -133,7 +133,7 @@ def test_a_replica_without_the_channel_that_its_model_needs_fails_each_call_and_
         ended: list[Outcome] = []
         link.start((b"frame",), 10.0, ended.append, lambda part: None)
         await asyncio.sleep(1.0)
-        assert [str(end) for end in ended] == ["no way to it"]
+        assert [(type(end), str(end)) for end in ended] == [(NotSent, "no way to it")]
         assert link.doubts == 0
 
     simulated(test)

@@ -22,7 +22,7 @@ from gateway.cluster.remote import _execution, _part_of
 from gateway.cluster.replica import Replica, Terms
 from gateway.config import parse_config
 from gateway.engine.runner import PARTS_AHEAD
-from gateway.errors import BackendFailed, GatewayError, UnsupportedMediaType
+from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, UnsupportedMediaType
 from gateway.wire.frames import decode_frame, encode_frame
 from gateway.wire.tensors import Buffer
 from tests.engine.misbehaving import value_of
@@ -160,10 +160,13 @@ def test_a_batch_past_the_sessions_waits_for_one_that_is_free() -> None:
 def test_a_batch_past_the_sessions_is_given_back_not_begun_once_they_are_lost() -> None:
     async def test() -> None:
         replica = await open_replica(fixed_ms=5.0, faults={"lose": 102.0})
-        _, given_back = await asyncio.gather(replica.run(frame(102.0)), replica.run(frame(1.0)))
-        _, extra = decode_frame(given_back)
-        assert (extra["error"], extra["session_lost"], extra["self_inflicted"]) == ("BackendUnreachable", True, False)
-        assert extra["message"].endswith("is lost")
+        answers = await asyncio.gather(replica.run(frame(102.0)), replica.run(frame(1.0)))
+        sent: Any = SimpleNamespace(sent_ns=0, first_part_ns=None)
+        lost, given_back = [_execution(sent, answer, 1) for answer in answers]
+        assert isinstance(given_back.error, BackendUnreachable)
+        assert given_back.error.message.endswith("is lost")
+        assert (given_back.session_lost, given_back.self_inflicted) == (True, False)
+        assert (lost.begun, given_back.begun) == (True, False)
         await replica.close()
 
     run(test)

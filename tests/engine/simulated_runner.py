@@ -19,8 +19,8 @@ IN_PARTS = replace(SPEC, decoupled=True)
 class SimulatedRunner:
     """k workers that take fixed_ns + row_ns · rows and give back what they got; `faults` are consumed one per batch.
 
-    A fault: "failed", "lost" or "gone" (the session, by something outside; the latter as a backend tells it), "killed" (the
-    session, by the batch), or an exception, which `start` raises.
+    A fault: "failed", "lost" or "gone" (the session, by something outside; the latter as a backend tells it), "unbegun" (as
+    gone, but before the batch had begun), "killed" (the session, by the batch), or an exception, which `start` raises.
     """
 
     def __init__(self, clock: SimulatedClock, *, workers: int = 1, fixed_ns: int = 1_000_000, row_ns: int = 0) -> None:
@@ -81,10 +81,12 @@ class SimulatedRunner:
                 on_done(batch, Execution(started_ns, now_ns, error=Cancelled("told to")))
             elif fault:
                 # As replicas have it, where nobody can tell yet whose fault it was.
-                kind = BackendUnreachable if fault in ("gone", "killed") else BackendFailed
-                error = kind(f"told to: {fault}")
-                lost = fault in ("lost", "gone", "killed")
-                on_done(batch, Execution(started_ns, now_ns, error=error, session_lost=lost, self_inflicted=fault == "killed"))
+                kind = BackendUnreachable if fault in ("gone", "unbegun", "killed") else BackendFailed
+                execution = Execution(
+                    started_ns, now_ns, error=kind(f"told to: {fault}"), session_lost=fault != "failed",
+                    self_inflicted=fault == "killed", begun=fault != "unbegun",
+                )  # fmt: skip
+                on_done(batch, execution)
             else:
                 on_done(batch, Execution(started_ns, now_ns, outputs={"Y": batch.concat()["X"]}))
 

@@ -210,6 +210,41 @@ def test_a_request_of_a_sequence_is_not_run_again_and_told_so(told: dict[str, Pa
     simulate(main)
 
 
+@pytest.mark.parametrize(
+    ("faults", "told"),
+    [
+        (["unbegun"], None),
+        (["unbegun", "unbegun"], "told to: unbegun"),
+        (["unbegun", "gone"], "told to: gone; the request may have run"),
+    ],
+)
+@pytest.mark.parametrize("parameters", [{}, {"sequence_id": 5}], ids=["plain", "sequence"])
+def test_what_was_never_begun_is_tried_once_more_and_has_not_run(
+    parameters: dict[str, ParameterValue], faults: list[str | BaseException], told: str | None
+) -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.runner.faults = [*faults]
+        bench.send("a", parameters=parameters)
+        await bench.pass_ms(4)
+        assert len(bench.runner.batches) == 2
+        outcome = bench.outcome("a")
+        assert told == (None if isinstance(outcome, InferResponse) else str(outcome))
+
+    simulate(main)
+
+
+def test_what_ran_and_was_not_begun_again_is_told_that_it_may_have_run() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.runner.faults = ["gone", "unbegun"]
+        bench.send("a")
+        await bench.pass_ms(4)
+        assert str(bench.outcome("a")) == "told to: unbegun; the request may have run"
+
+    simulate(main)
+
+
 def test_what_waits_to_run_again_where_no_session_comes_is_told_that_it_may_have_run() -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock, workers=2)

@@ -138,7 +138,7 @@ PROCESS_LOST = {
 
 def check_lost(execution: Execution, act: str, expected: Lost) -> None:
     assert execution.session_lost, act
-    assert execution.self_inflicted == expected.own, act
+    assert (execution.self_inflicted, execution.begun) == (expected.own, True), act
     assert isinstance(execution.error, BackendFailed if expected.own else BackendUnreachable), act
     assert expected.words in execution.error.message, act
 

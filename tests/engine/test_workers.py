@@ -269,13 +269,21 @@ class Failing:
     """How one error of a model ends its batch."""
 
     def __init__(
-        self, fault: BaseException, error: type[Exception], words: str, *, lost: bool = False, own: bool = False
+        self,
+        fault: BaseException,
+        error: type[Exception],
+        words: str,
+        *,
+        lost: bool = False,
+        own: bool = False,
+        begun: bool = True,
     ) -> None:
         self.fault = fault
         self.error = error
         self.words = words
         self.lost = lost
         self.own = own
+        self.begun = begun
 
 
 FAILING = [
@@ -284,6 +292,7 @@ FAILING = [
     Failing(InvalidArgument("bad"), InvalidArgument, "bad"),
     Failing(ValueError("odd"), BackendFailed, "m:1/synthetic: ValueError: odd"),
     Failing(SessionLost("gone"), BackendUnreachable, "m:1/synthetic: gone", lost=True),
+    Failing(SessionLost("gone", begun=False), BackendUnreachable, "m:1/synthetic: gone", lost=True, begun=False),
     Failing(SessionLost("broke it", self_inflicted=True), BackendFailed, "m:1/synthetic: broke it", lost=True, own=True),
     Failing(MemoryError("full"), BackendFailed, "m:1/synthetic: MemoryError: full", lost=True, own=True),
     Failing(
@@ -306,6 +315,7 @@ def test_what_a_run_raises_ends_its_batch(monkeypatch: pytest.MonkeyPatch, faili
             assert type(execution.error) is failing.error
             assert getattr(execution.error, "message", None) == failing.words
             assert (execution.outputs, execution.session_lost, execution.self_inflicted) == (None, failing.lost, failing.own)
+            assert execution.begun == failing.begun
             await until_free(pool, 1)
             assert len(model.sessions) == 1 + failing.lost
             model.sessions[-1].end()

@@ -27,8 +27,8 @@ S = 1_000_000_000
 SLO_MS = 60.0
 SPEC = ModelSpec("simulated", (TensorSpec("X", "FP32", (-1, 1)),), (TensorSpec("Y", "FP32", (-1, 1)),), max_rows=256)
 
-Fault = tuple[GatewayError, bool, int]
-"""How a run ends instead of well: its error, whether the session is lost, and after how many nanoseconds."""
+Fault = tuple[GatewayError, bool, int] | tuple[GatewayError, bool, int, bool]
+"""How a run ends instead of well: its error, whether the session is lost, after how many nanoseconds, and whether it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,8 @@ class Sessions:
             if fault is None:
                 on_done(batch, Execution(started_ns, now_ns, outputs={"Y": batch.concat()["X"]}))
             else:
-                on_done(batch, Execution(started_ns, now_ns, error=fault[0], session_lost=fault[1]))
+                begun = len(fault) < 4 or fault[-1]
+                on_done(batch, Execution(started_ns, now_ns, error=fault[0], session_lost=fault[1], begun=begun))
 
         self.clock.call_at(started_ns + took_ns, end)
 

@@ -37,6 +37,7 @@ CHEAP = Kind("cheap", 2.0, 0.5, 0.1)
 DEAR = Kind("dear", 1.0, 0.1, 1.0)
 FAILED: Fault = (BackendFailed("no"), False, 1 * MS)
 LOST: Fault = (BackendUnreachable("gone"), True, 1 * MS)
+UNBEGUN: Fault = (*LOST[:2], 1 * MS, False)
 LOST_LATE: Fault = (*LOST[:2], 1000 * MS)
 
 
@@ -91,6 +92,46 @@ def test_what_has_run_of_a_sequence_no_other_backend_runs_again(fault: Fault) ->
         assert ran(fleet) == [1, 0]
 
     simulated((CHEAP, DEAR), main)
+
+
+def test_what_was_never_begun_has_not_run_and_goes_to_another_backend_also_of_a_sequence() -> None:
+    async def main(fleet: Fleet) -> None:
+        cheap, dear = fleet.sessions
+        cheap.fault = always(UNBEGUN)
+        assert isinstance(await fleet.send(7.0, parameters={"sequence_id": 5}), InferResponse)
+        dear.fault = always(UNBEGUN)
+        said = await fleet.send(7.0, parameters={"sequence_id": 5})
+        assert isinstance(said, BackendUnreachable)
+        assert said.message == "gone"
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_inputs_of_a_sequence_that_have_ended_a_session_run_on_one_other_backend_alone() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.lanes[0]._killers.add(fleet.request(7.0, parameters={"sequence_id": 5}), fleet.clock.now_ns())
+        assert isinstance(await fleet.send(7.0, parameters={"sequence_id": 5}), InferResponse)
+        assert ran(fleet) == [0, 1, 0]
+        fleet.sessions[1].fault = always(FAILED)
+        assert str(await fleet.send(7.0, parameters={"sequence_id": 5})) == "no"
+        assert ran(fleet) == [0, 2, 0]
+
+    simulated((CHEAP, DEAR, Kind("dearer", 1.0, 0.1, 2.0)), main)
+
+
+def test_inputs_that_have_ended_a_session_before_are_not_told_that_they_may_have_run_where_they_have_not() -> None:
+    async def main(fleet: Fleet) -> None:
+        _, dear = fleet.sessions
+        fleet.lanes[0]._killers.add(fleet.request(7.0), fleet.clock.now_ns())
+        dear.live = 0
+        outcome = asyncio.ensure_future(fleet.send(7.0, deadline_ns=None))
+        await asyncio.sleep(0.005)
+        dear.available = False
+        dear.on_change()
+        assert str(await outcome) == "backend m:1/dear1 has no live session"
+        assert ran(fleet) == [0, 0]
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
 
 
 def test_what_has_run_at_one_backend_and_waits_at_another_that_loses_its_session_is_told_that_it_may_have_run() -> None:

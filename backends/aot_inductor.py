@@ -95,8 +95,8 @@ class Compiled:
     """What the code reads its inputs as.
 
     symbols: what it calls sizes by, in its order: of an input and axis, or computed of others. relations: what the size of an
-    input and axis has to be, computed of these. divisors: what it divides sizes by. guards: what else has to hold of
-    sizes, called as in `named_sizes`; None: not known.
+    input and axis has to be, computed of these. divisors: what it divides sizes by. guards: what else has to hold of sizes, by
+    the names of `named_sizes`; None: not known.
     """
 
     inputs: tuple[CompiledInput, ...]
@@ -161,7 +161,8 @@ def write_sizes(path: Path, verified: Mapping[tuple[int, int], Collection[int]],
     """Write into a package, once, what holds of its sizes beside what its source says: `CompiledInput.verified`, by input and
     axis, and `Compiled.guards`. Raises: LoadFailed, for more than is read."""
     if len(guards) > _MOST_GUARDS:
-        raise LoadFailed(f"{path}: PyTorch makes {len(guards)} conditions of its open sizes, {_MOST_GUARDS} are held: fix some")
+        many = f"PyTorch makes {len(guards)} conditions of its open sizes, {_MOST_GUARDS} can be held"
+        raise LoadFailed(f"{path}: {many}: state some sizes in `inputs` instead of -1")
     with zipfile.ZipFile(path, "a") as archive:
         folder = archive.namelist()[0].partition("/")[0]
         own = {"verified": [(*place, sorted(sizes)) for place, sizes in verified.items()], "guards": list(guards)}
@@ -171,7 +172,7 @@ def write_sizes(path: Path, verified: Mapping[tuple[int, int], Collection[int]],
 def _read(
     sources: Sequence[str], verified: Mapping[tuple[int, int], Collection[int]], guards: Sequence[str] | None
 ) -> Compiled:
-    """Raises: StopIteration, LookupError, ValueError or SyntaxError, for what is not known."""
+    """Raises: StopIteration, or as `function`, for what is not known."""
     source = next(source for source in sources if _COUNT.search(source))
     checks = _CHECK.findall(source)
     count, run = _COUNT.search(source), source[source.index("::run_impl(") :]
@@ -206,11 +207,10 @@ def _read(
     if not asserted and any((index, axis) not in known for index, each in enumerate(inputs) for axis in each.open_axes()):
         raise ValueError("compiled without TORCHINDUCTOR_SIZE_ASSERTS")
     divisors = frozenset(int(divisor) for each in sources for rest, divisor in _DIVIDED.findall(each) if not rest)
-    if guards is not None:
-        if len(guards) > _MOST_GUARDS:
-            raise ValueError("too many guards")
-        for guard in guards:
-            condition(guard, named_sizes(each.sizes for each in inputs))
+    if len(guards or ()) > _MOST_GUARDS:
+        raise ValueError("too many guards")
+    for guard in guards or ():
+        condition(guard, named_sizes(each.sizes for each in inputs))
     conditions = tuple((*place, computed) for place, computed in relations.items())
     return Compiled(inputs, tuple(symbols), conditions, divisors, None if guards is None else tuple(guards))
 
@@ -320,7 +320,7 @@ class HeldPackage:
         self.max_rows: int | None = None  # as of a model; None: whether first dimensions are rows is being found out
         self._datatypes = [getattr(torch, each.datatype) for each in self._inputs]
         places = named_sizes(each.sizes for each in self._inputs)
-        count = len(places)
+        known = len(places)
         shown = {
             f"s{index}_{axis}": f"{name}.size()[{axis}]"
             for index, (name, each) in enumerate(zip(self._names, self._inputs, strict=True))
@@ -338,18 +338,15 @@ class HeldPackage:
         self._computed: list[Function] = []  # what is computed of sizes, in a list of these and then of each
         for symbol, of in compiled.symbols:
             if isinstance(of, str):
-                shown[symbol], places[symbol] = f"({_shown(of, shown)})", count + len(self._computed)
                 self._computed.append(function(of, places))
+                shown[symbol], places[symbol] = f"({_shown(of, shown)})", known + len(self._computed) - 1
             else:
-                shown[symbol], places[symbol] = f"{self._names[of[0]]}.size()[{of[1]}]", places[f"s{of[0]}_{of[1]}"]
+                own = f"s{of[0]}_{of[1]}"
+                shown[symbol], places[symbol] = shown[own], places[own]
         self._relations = [
-            (
-                places[f"s{index}_{axis}"],
-                function(size, places),
-                f"{self._names[index]}.size()[{axis}] == {_shown(size, shown)}",
-            )
-            for index, axis, size in compiled.relations
-            if shown.get(size) != f"{self._names[index]}.size()[{axis}]"  # which is so by what it is called
+            (places[own], function(size, places), f"{shown[own]} == {_shown(size, shown)}")
+            for own, size in ((f"s{index}_{axis}", size) for index, axis, size in compiled.relations)
+            if places.get(size) != places[own]  # which is so by what it is called
         ]
 
     def __call__(self, *arguments: "torch.Tensor") -> Any:

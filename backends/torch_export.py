@@ -17,8 +17,8 @@ from backends.torch_guards import guards
 from backends.torch_unbounded import unbounded
 
 TOLERANCE = 1e-4  # between the module and its package, element by element
-_SMALL = 9  # more than the sizes to try
-_DRAWS = 3  # of numbers for each, beside ones: there a sum over too much or too little may be what it should be
+_SMALL = 9  # above the sizes that are tried
+_DRAWS = 3  # of numbers, for each beside ones: of these, what is read in a wrong place is as right
 
 
 def build(
@@ -55,7 +55,7 @@ def build(
             torch._inductor.aoti_compile_and_package(program, package_path=str(unverified))
         compiled = compiled_for(unverified)
         if compiled is not None:
-            trial = _Trial(module, unverified, declared, compiled, guards(str(artifact), program), integers_below)
+            trial = _SizeTrial(module, unverified, declared, compiled, guards(str(artifact), program), integers_below)
             lengths = lengths or trial.lengths()
             write_sizes(unverified, *trial.held(lengths))
             compiled = compiled_for(unverified)
@@ -70,7 +70,7 @@ def build(
     return f"{artifact}: AOTInductor from {source}, max abs difference {difference:.1e}{only}"
 
 
-class _Trial:
+class _SizeTrial:
     """What holds of the sizes that a package takes, found by running it on small ones beside its module."""
 
     def __init__(
@@ -98,18 +98,19 @@ class _Trial:
         first = 1 if self._declared.max_rows else 0
         limits = [limit for each in self._compiled.inputs for axis, limit in each.limits.items() if axis >= first]
         least = max((least for least, _ in limits), default=0)
-        most = min((most for _, most in limits if most), default=max(16, least))
-        needed = [guard for guard in self._guards if not keeps_few_out(guard)]
-        right = [
-            length for length in range(least, most + 1) if not {*self._broken(self._inputs(1, length, {}))}.intersection(needed)
-        ]
-        return min(right or [least], key=lambda length: abs(length - 5)), min(
-            right or [most], key=lambda length: abs(length - 16)
-        )
+        most = min((most for _, most in limits if most), default=max(16, least) + 16)
+        fit = [
+            length
+            for length in range(least, min(most, max(16, least) + 16) + 1)
+            if all(map(keeps_few_out, self._broken(self._inputs(1, length, {}))))
+        ] or [least]
+        return min(fit, key=lambda length: abs(length - 5)), min(fit, key=lambda length: abs(length - 16))
 
     def held(self, lengths: Sequence[int]) -> tuple[dict[tuple[int, int], list[int]], list[str]]:
-        """Open sizes of 1 that are right, though PyTorch takes each for 2 or more; and the conditions, without those that keep
-        out what is right: of all that was tried of either, the package has to give what the module does.
+        """Open sizes of 1 that are right, by input and axis, and the conditions without those that only keep out what is right.
+
+        PyTorch takes every open size for 2 or more, and keeps 1 apart from others. Either goes only where each time that it was
+        broken, alone or with others, the package gave what the module does.
         """
         right: dict[int | str, list[bool]] = defaultdict(list)
         every, rows = range(len(self._axes)), {1, min(3, self._declared.max_rows or 3)}
@@ -117,7 +118,7 @@ class _Trial:
         def attempt(chosen: Iterable[int], size: int, length: int = lengths[0]) -> None:
             sizes = {place: size for index in chosen for place in self._axes[index]}
             small = [index for index in chosen if size < self._least(index)]
-            if any(size < self._least(index) > 2 for index in small):  # which the module or PyTorch chose its way by
+            if any(self._least(index) > 2 for index in small):  # by which the module may take another way
                 return
             for count in rows:
                 broken = self._broken(self._inputs(count, length, sizes))

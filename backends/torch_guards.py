@@ -16,8 +16,8 @@ from backends.size_expressions import condition
 def guards(what: str, program: torch.export.ExportedProgram) -> list[str]:
     """Of a program that has been compiled, since Inductor adds some of its own. Each size is called `s{input}_{axis}`.
 
-    Read from where `ExportedProgram._guards_code` is made of, which is written before that, and left out by
-    `aot_inductor.metadata`, which is given before it, too (torch 2.13).
+    `ExportedProgram._guards_code` is made of the same before that, and `aot_inductor.metadata`, which AOTInductor writes into a
+    package, is given to the compilation: neither could have Inductor's (torch 2.13).
 
     Raises: LoadFailed, for a condition of something else than sizes of inputs, or that is not known here.
     """
@@ -25,7 +25,7 @@ def guards(what: str, program: torch.export.ExportedProgram) -> list[str]:
     shapes = [getattr(values[name], "shape", ()) for name in program.graph_signature.user_inputs]
     sizes = {(index, axis): size for index, shape in enumerate(shapes) for axis, size in enumerate(shape)}
     open_sizes = {place: size.node for place, size in sizes.items() if isinstance(size, torch.SymInt)}
-    names = {node._expr: f"s{index}_{axis}" for (index, axis), node in open_sizes.items()}
+    names = {node.expr: f"s{index}_{axis}" for (index, axis), node in open_sizes.items()}
     printer = _Printer(names)
     found: dict[str, None] = {}
     for env in {node.shape_env: None for node in open_sizes.values()}:
@@ -34,7 +34,7 @@ def guards(what: str, program: torch.export.ExportedProgram) -> list[str]:
             try:
                 text = printer.doprint(expression)
                 condition(text, dict.fromkeys(names.values()))
-            except Exception as exc:
+            except Exception as exc:  # as a printer raises for what it does not know
                 raise LoadFailed(
                     f"{what}: PyTorch makes a condition of sizes that is not known here, and without which a client could read "
                     f"past an input: {expression}; serve the module itself, with `kind: torch` and the factory as its `model`"

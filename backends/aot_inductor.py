@@ -10,34 +10,36 @@ They say more or less than the code needs:
   may not be: `x[:, 1]` then reads the next row. `gateway compile` tries smaller sizes, and writes those that were right into
   the package.
 - Rows are bounded by 15, or from 16 on, for the choice of ATen's code for a convolution, which Inductor makes no use of.
-- No check says that a length has to be a multiple, as `x.view(rows, -1, 4)` needs. The code divides it, rounds down, and reads
-  a row where another ends. So the rows run one by one.
+- No check says how sizes go together, as `x[:, : y.shape[1]]` and `x.view(rows, -1, 4)` need. The code reads past x, or divides
+  a length, rounds down, and reads a row where another ends. `gateway compile` writes these conditions (`backends.torch_guards`)
+  into the package. Of others they are not known, but that a length is divided: then the rows run one by one.
 """
 
-import ast
 import json
 import math
 import re
 import zipfile
 import zlib
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.base import LoadFailed, ModelSpec, SpecMismatch, TensorSpec, agree
 from backends.required import check_required
+from backends.size_expressions import Function, condition, function
 from backends.torch_tensors import DATATYPES, exported_for
 
 if TYPE_CHECKING:
     import torch
 
 _LEAST_OF_OPEN: Final = 2
-_LONGEST: Final = 1000  # characters of how a size is computed
 _HEURISTIC_ROWS: Final = 16  # aten/src/ATen/native/Convolution.cpp, use_mkldnn: more than 15, or not (torch 2.13)
 _PRIMES: Final = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)  # sizes that no two strides are the same of
-_EXTRA: Final = "extra/verified_sizes.json"  # in a package's folder; PyTorch leaves what is in `extra` to others
+_EXTRA: Final = "extra/gateway_sizes.json"  # in a package's folder; PyTorch leaves what is in `extra` to others
+_MOST_GUARDS: Final = 1000
+_SIZE: Final = re.compile(r"\bs\d+_\d+\b")  # as of named_sizes
 
 _SOURCE: Final = re.compile(r"(^|/)data/aotinductor/model/[^/]+\.cpp$")
 _COUNT: Final = re.compile(r"steal_from_raw_handles_to_raii_handles\(input_handles, (\d+)\)")
@@ -51,12 +53,12 @@ _AXIS: Final = re.compile(r"_(?:size|stride)\[(\d+)\]")
 _SYMBOL: Final = re.compile(r"^ +int64_t (\w+) = (?:(\w+)_size\[(\d+)\]|(.+));$", re.MULTILINE)
 _SIZES: Final = re.compile(r'assert_size_stride\((\w+), \{(.*?)\}, \{(.*?)\}, "input"\)')
 _CONVOLUTION: Final = re.compile(r"aoti_torch_\w*convolution\w*\(")
-# Not after a number, as `16L*(`: that is where a loop over all of a size ends to take 16 at once, and goes on with the rest.
+# Of a size, `s27` or in a kernel `ks0`, and not of an index. Without what stands before it: a loop over all of a size ends at
+# `16L*(` to take 16 at once, and goes on with what `(-16L)*x1*(` leaves.
 _DIVIDED: Final = re.compile(
-    r"(?<!\dL\*\(c10::)(?<!\dL\)\*\(c10::)div_floor_integer\(static_cast<int64_t>\(\w+\), static_cast<int64_t>\((\d+)L\)\)"
+    r"(\dL\*\(c10::|\(-\d+L\)\*(?:\w+\*)*\(c10::)?"
+    r"div_floor_integer\(static_cast<int64_t>\(k?s\d+\), static_cast<int64_t>\((\d+)L\)\)"
 )
-_ARITHMETIC: Final = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub, ast.Name, ast.Load,
-                      ast.Constant)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,15 @@ class Compiled:
     """What the code reads its inputs as.
 
     symbols: what it calls sizes by, in its order: of an input and axis, or computed of others. relations: what the size of an
-    input and axis has to be, computed of these. divisors: what it divides sizes by.
+    input and axis has to be, computed of these. divisors: what it divides sizes by. guards: what else has to hold of sizes, by
+    the names of `named_sizes`; None: not known.
     """
 
     inputs: tuple[CompiledInput, ...]
     symbols: tuple[tuple[str, tuple[int, int] | str], ...]
     relations: tuple[tuple[int, int, str], ...]
     divisors: frozenset[int]
+    guards: tuple[str, ...] | None
 
     def bounds(self, names: Sequence[str], of_rows: bool) -> list[str]:
         """The limits of open sizes, by the names of the inputs. of_rows: as of `CompiledInput.limits_of`."""
@@ -119,6 +123,24 @@ class Compiled:
                 together[symbol].append((index, axis))
         return list(together.values())
 
+    def untold(self, names: Sequence[str], of_rows: bool) -> str:
+        """A warning, if it does not say how its open sizes go together, else empty. of_rows: as for `bounds`."""
+        axes = [equal for equal in self.equal_axes() if not of_rows or all(axis for _, axis in equal)]
+        if self.guards is not None or len(axes) < 2:
+            return ""
+        listed = ", ".join(" = ".join(f"{names[index]}.size()[{axis}]" for index, axis in equal) for equal in axes)
+        return (
+            f"an AOTInductor package that does not say how its open sizes go together ({listed}): a request whose sizes do not "
+            "may read other memory of the gateway, or end it: make the package by `gateway compile`, or serve the .pt2 of "
+            "torch.export"
+        )
+
+
+def named_sizes(inputs: Iterable[Sequence[int]]) -> dict[str, int]:
+    """The sizes of these shapes by what guards call them, each with its place in a list of all."""
+    names = (f"s{index}_{axis}" for index, shape in enumerate(inputs) for axis in range(len(shape)))
+    return {name: place for place, name in enumerate(names)}
+
 
 def compiled_for(path: Path) -> Compiled | None:
     """None, if the package does not say it as it is known here."""
@@ -126,23 +148,31 @@ def compiled_for(path: Path) -> Compiled | None:
         with zipfile.ZipFile(path) as archive:
             sources = [archive.read(name).decode() for name in archive.namelist() if _SOURCE.search(name)]
             extra = next((name for name in archive.namelist() if name.endswith(f"/{_EXTRA}")), None)
-            verified = json.loads(archive.read(extra)) if extra else []
-        return _read(sources, {(index, axis): sizes for index, axis, sizes in verified})
-    except (StopIteration, LookupError, ValueError, SyntaxError, TypeError, NameError, ArithmeticError):
+            own = json.loads(archive.read(extra)) if extra else {"verified": [], "guards": None}
+        verified = {(index, axis): sizes for index, axis, sizes in own["verified"]}
+        return _read(sources, verified, own["guards"])
+    except (StopIteration, LookupError, ValueError, SyntaxError, TypeError, ArithmeticError):
         return None  # of another version
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, MemoryError):
         return None  # damaged
 
 
-def write_verified(path: Path, verified: Mapping[tuple[int, int], Collection[int]]) -> None:
-    """Write sizes below the least into a package, once, by input and axis."""
+def write_sizes(path: Path, verified: Mapping[tuple[int, int], Collection[int]], guards: Collection[str]) -> None:
+    """Write into a package, once, what holds of its sizes beside what its source says: `CompiledInput.verified`, by input and
+    axis, and `Compiled.guards`. Raises: LoadFailed, for more than is read."""
+    if len(guards) > _MOST_GUARDS:
+        many = f"PyTorch makes {len(guards)} conditions of its open sizes, {_MOST_GUARDS} can be held"
+        raise LoadFailed(f"{path}: {many}: state some sizes in `inputs` instead of -1")
     with zipfile.ZipFile(path, "a") as archive:
         folder = archive.namelist()[0].partition("/")[0]
-        archive.writestr(f"{folder}/{_EXTRA}", json.dumps([(*place, sorted(sizes)) for place, sizes in verified.items()]))
+        own = {"verified": [(*place, sorted(sizes)) for place, sizes in verified.items()], "guards": list(guards)}
+        archive.writestr(f"{folder}/{_EXTRA}", json.dumps(own))
 
 
-def _read(sources: Sequence[str], verified: Mapping[tuple[int, int], Collection[int]]) -> Compiled:
-    """Raises: StopIteration, LookupError, ValueError or SyntaxError, for what is not known."""
+def _read(
+    sources: Sequence[str], verified: Mapping[tuple[int, int], Collection[int]], guards: Sequence[str] | None
+) -> Compiled:
+    """Raises: StopIteration, or as `function`, for what is not known."""
     source = next(source for source in sources if _COUNT.search(source))
     checks = _CHECK.findall(source)
     count, run = _COUNT.search(source), source[source.index("::run_impl(") :]
@@ -176,8 +206,13 @@ def _read(sources: Sequence[str], verified: Mapping[tuple[int, int], Collection[
     known = {of for _, of in symbols if isinstance(of, tuple)}
     if not asserted and any((index, axis) not in known for index, each in enumerate(inputs) for axis in each.open_axes()):
         raise ValueError("compiled without TORCHINDUCTOR_SIZE_ASSERTS")
-    divisors = frozenset(int(divisor) for each in sources for divisor in _DIVIDED.findall(each))
-    return Compiled(inputs, tuple(symbols), tuple((*place, computed) for place, computed in relations.items()), divisors)
+    divisors = frozenset(int(divisor) for each in sources for rest, divisor in _DIVIDED.findall(each) if not rest)
+    if len(guards or ()) > _MOST_GUARDS:
+        raise ValueError("too many guards")
+    for guard in guards or ():
+        condition(guard, named_sizes(each.sizes for each in inputs))
+    conditions = tuple((*place, computed) for place, computed in relations.items())
+    return Compiled(inputs, tuple(symbols), conditions, divisors, None if guards is None else tuple(guards))
 
 
 def _parts(listed: str) -> list[str]:
@@ -233,14 +268,19 @@ def _value(expression: str, known: Mapping[str, Any]) -> int | None:
 
 
 def _python(expression: str) -> str:
-    """C++ arithmetic of sizes, as Python's. Raises: ValueError or SyntaxError, for what is no more than that."""
+    """C++ arithmetic of sizes, as Python's. Raises: as of `function`, for what is no more than that."""
     text = re.sub(r"\b(\d+)L\b", r"\1", expression)
-    if len(text) > _LONGEST:
-        raise ValueError("too long")
-    for node in ast.walk(ast.parse(text, mode="eval")):
-        if not isinstance(node, _ARITHMETIC) or (isinstance(node, ast.Constant) and type(node.value) is not int):
-            raise ValueError(expression)
+    function(text)
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    """holds: of all sizes. text, sizes: as a client reads it, and the places of the sizes that it names."""
+
+    holds: Function
+    text: str
+    sizes: Mapping[str, int]
 
 
 class HeldPackage:
@@ -260,6 +300,7 @@ class HeldPackage:
         if made_for != device:
             raise LoadFailed(f"{path.absolute()}: compiled for device {made_for}, not {device}: set device: {made_for}")
         self.package, self._inputs = package, compiled.inputs  # as PyTorch loads it, to be called with anything
+        self.compiled = compiled
         self._names = list(names) or [f"input_{index}" for index in range(len(compiled.inputs))]
         if len(self._names) != len(self._inputs):
             raise SpecMismatch(f"{path.absolute()}: it has {len(self._inputs)} inputs, {len(self._names)} are listed")
@@ -278,22 +319,38 @@ class HeldPackage:
         self._divisors = compiled.divisors
         self.max_rows: int | None = None  # as of a model; None: whether first dimensions are rows is being found out
         self._datatypes = [getattr(torch, each.datatype) for each in self._inputs]
-        shown: dict[str, str] = {}
-        self._symbols: list[tuple[str, tuple[int, int] | CodeType]] = []
+        places = named_sizes(each.sizes for each in self._inputs)
+        known = len(places)
+        shown = {
+            f"s{index}_{axis}": f"{name}.size()[{axis}]"
+            for index, (name, each) in enumerate(zip(self._names, self._inputs, strict=True))
+            for axis in range(len(each.sizes))
+        }
+        self._told = compiled.guards is not None
+        self._guards = [
+            _Guard(condition(guard, places), _shown(guard, shown), {shown[name]: places[name] for name in _SIZE.findall(guard)})
+            for guard in compiled.guards or ()
+        ]
+        self._rows = [places[f"s{index}_0"] for index, each in enumerate(self._inputs) if each.sizes]
+        self._lengths = [
+            places[f"s{index}_{axis}"] for index, each in enumerate(self._inputs) for axis in each.open_axes() if axis > 0
+        ]
+        self._computed: list[Function] = []  # what is computed of sizes, in a list of these and then of each
         for symbol, of in compiled.symbols:
-            where = f"({_shown(of, shown)})" if isinstance(of, str) else f"{self._names[of[0]]}.size()[{of[1]}]"
-            shown[symbol] = where
-            self._symbols.append((symbol, compile(of, str(path), "eval") if isinstance(of, str) else of))
+            if isinstance(of, str):
+                self._computed.append(function(of, places))
+                shown[symbol], places[symbol] = f"({_shown(of, shown)})", known + len(self._computed) - 1
+            else:
+                own = f"s{of[0]}_{of[1]}"
+                shown[symbol], places[symbol] = shown[own], places[own]
         self._relations = [
-            (index, axis, compile(size, str(path), "eval"), _shown(size, shown))
-            for index, axis, size in compiled.relations
-            if shown.get(size) != f"{self._names[index]}.size()[{axis}]"  # which is so by what it is called
+            (places[own], function(size, places), f"{shown[own]} == {_shown(size, shown)}")
+            for own, size in ((f"s{index}_{axis}", size) for index, axis, size in compiled.relations)
+            if places.get(size) != places[own]  # which is so by what it is called
         ]
 
     def __call__(self, *arguments: "torch.Tensor") -> Any:
-        self._check(arguments)
-        lengths = self._lengths(arguments) if self.max_rows and len(arguments[0]) > 1 else ()
-        if not any(size % divisor for divisor in self._divisors for size in lengths):
+        if self._run_together(self._checked(arguments)):
             return self._run(arguments)
         import torch
         from torch.utils._pytree import tree_map
@@ -301,21 +358,32 @@ class HeldPackage:
         alone = [self._run([each[row : row + 1] for each in arguments]) for row in range(len(arguments[0]))]
         return tree_map(lambda *results: torch.cat(results) if results[0].shape[:1] == (1,) else results[0], *alone)
 
-    def _lengths(self, arguments: Sequence["torch.Tensor"]) -> list[int]:
-        """The open sizes past the rows."""
-        return [
-            argument.shape[axis]
-            for argument, compiled in zip(arguments, self._inputs, strict=True)
-            for axis in compiled.open_axes()
-            if axis > 0
-        ]
+    def _run_together(self, sizes: list[int]) -> bool:
+        """Whether the rows can; else each can alone. Raises: InputRefused, where neither is right. sizes: may be changed."""
+        rows = sizes[self._rows[0]] if self.max_rows else 1
+        if not self._told:
+            return rows == 1 or not any(sizes[place] % divisor for divisor in self._divisors for place in self._lengths)
+        broken = self._broken(sizes)
+        if broken is not None and rows > 1:
+            for place in self._rows:
+                sizes[place] = 1
+            if (broken := self._broken(sizes)) is None:
+                return False
+        if broken is not None:
+            given = ", ".join(f"{size} is {sizes[place]}" for size, place in broken.sizes.items())
+            raise exported_for(f"{broken.text}: {given}")
+        return True
+
+    def _broken(self, sizes: Sequence[int]) -> "_Guard | None":
+        return next((guard for guard in self._guards if not guard.holds(sizes)), None)
 
     def _run(self, arguments: Sequence["torch.Tensor"]) -> Any:
         ordered = (argument.contiguous(memory_format=order) for argument, order in zip(arguments, self._orders, strict=True))
         return self.package(*ordered)
 
-    def _check(self, arguments: Sequence["torch.Tensor"]) -> None:
-        shapes: list[tuple[int, ...]] = []
+    def _checked(self, arguments: Sequence["torch.Tensor"]) -> list[int]:
+        """All sizes, and what is computed of them. Raises: InputRefused."""
+        sizes: list[int] = []
         for name, compiled, datatype, argument in zip(self._names, self._inputs, self._datatypes, arguments, strict=True):
             if argument is None or argument.dtype != datatype or argument.dim() != len(compiled.sizes):
                 expected = compiled.named(name)
@@ -330,13 +398,13 @@ class HeldPackage:
                     raise exported_for(f"{name}.size()[{axis}] >= {least}")
                 if 0 < most < shape[axis]:
                     raise exported_for(f"{name}.size()[{axis}] <= {most}")
-            shapes.append(shape)
-        known: dict[str, Any] = {}
-        for symbol, of in self._symbols:
-            known[symbol] = shapes[of[0]][of[1]] if isinstance(of, tuple) else int(_computed(of, known))
-        for index, axis, of_symbols, text in self._relations:
-            if shapes[index][axis] != _computed(of_symbols, known):
-                raise exported_for(f"{self._names[index]}.size()[{axis}] == {text}")
+            sizes += shape
+        for compute in self._computed:
+            sizes.append(int(_bounded(compute(sizes))))
+        for place, of, text in self._relations:
+            if sizes[place] != _bounded(of(sizes)):
+                raise exported_for(text)
+        return sizes
 
     def rows(self) -> tuple[int, int]:
         """The least and the most that first dimensions of the inputs may be, where they are rows; 0: any."""
@@ -366,8 +434,11 @@ class HeldPackage:
             )
 
 
-def _computed(expression: CodeType | str, known: Mapping[str, Any]) -> Any:
-    value = eval(expression, {"__builtins__": {}}, known)  # noqa: S307  # arithmetic, by _python
+def _computed(expression: str, known: Mapping[str, Any]) -> Any:
+    return _bounded(function(expression)(known))
+
+
+def _bounded(value: Any) -> Any:
     if abs(value) >= 1 << 63:
         raise ValueError("more than a size may be")
     return value
@@ -375,7 +446,7 @@ def _computed(expression: CodeType | str, known: Mapping[str, Any]) -> Any:
 
 def _with_all(expression: str, value: int) -> int:
     """With each symbol of that value."""
-    return int(eval(re.sub(r"\b[A-Za-z_]\w*", str(value), expression), {"__builtins__": {}}))  # noqa: S307  # as above
+    return int(_computed(expression, defaultdict(lambda: value)))
 
 
 def _shown(expression: str, known: Mapping[str, str]) -> str:

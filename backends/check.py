@@ -7,6 +7,7 @@ reads the tensors of ONNX, torch.export and TorchScript files.
 
 import contextlib
 import importlib.util
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ from backends.required import REMEDY
 from backends.source import is_source
 
 # Seen without any library: NVIDIA's driver makes one for each GPU that this system (or container) may use.
+log = logging.getLogger(__name__)
+
 _GPU_FILES: Final = re.compile(r"nvidia\d+")
 # Of GPUs that have no such file (WSL, AMD, Jetson): how many there are is then not known.
 _OTHER_GPU_FILES: Final = ("dxg", "kfd", "nvhost-gpu", "nvgpu")
@@ -144,7 +147,10 @@ def _torch(wanted: Wanted) -> Iterator[Mistake]:
 
     if (compiled := compiled_for(wanted.file)) is not None:
         inputs = tuple(each.named(f"input_{index}") for index, each in enumerate(compiled.inputs))
-        yield from unlike_program(wanted, "inputs", wanted.inputs, inputs)
+        faults = list(as_far_as_known(unlike_program(wanted, "inputs", wanted.inputs, inputs)))
+        yield from faults
+        if not faults and (untold := compiled.untold([tensor.name for tensor in wanted.inputs], wanted.max_rows != 0)):
+            log.warning("%s: %s", wanted.file, untold)
     elif (tensors := exported_tensors(wanted.file)) is not None:
         inputs, outputs = tensors
         yield from as_far_as_known(

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from backends.base import BackendError, InputRefused, LoadFailed, ModelSpec, OutputsRefused, Session, Tensors, example_inputs
+from backends.datatypes import of_floats
 from backends.likeness import Likeness
 from backends.required import check_required
 from backends.source import made_from
@@ -90,6 +92,20 @@ def exporting(artifact: Path, source: str) -> Iterator[None]:
 def arguments(declared: ModelSpec, inputs: Tensors) -> tuple[torch.Tensor, ...]:
     """Copies, which `forward` may change."""
     return tuple(to_tensor(inputs[tensor.name].copy()) for tensor in declared.inputs)
+
+
+def random_inputs(
+    declared: ModelSpec, rows: int, length: int, integers_below: Mapping[str, int], generator: np.random.Generator
+) -> Tensors:
+    """Floats around 0; integers that begin with 1, as every sequence has a token that is attended to."""
+    inputs = example_inputs(declared, rows, length)
+    for name, array in inputs.items():
+        if of_floats(array):
+            array[...] = generator.standard_normal(array.shape)
+        elif array.dtype.kind in "iub" and array.ndim:
+            below = 2 if array.dtype.kind == "b" else min(integers_below.get(name, 2), np.iinfo(array.dtype).max)
+            array[..., 1:] = generator.integers(0, below, array[..., 1:].shape)
+    return inputs
 
 
 def module_to_build(

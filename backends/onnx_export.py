@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, Tensors, example_inputs, words_of
+from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, example_inputs, words_of
 from backends.datatypes import NUMPY
 from backends.likeness import Likeness
 from backends.onnx_file import ONE_NAME, OTHER_NAME
@@ -224,6 +224,7 @@ def _compare(
     integers_below: Mapping[str, int],
 ) -> Likeness:
     """Over several rows and lengths."""
+    from backends.module_to_build import random_inputs
     from backends.onnxruntime import load
 
     session = load(declared, model=str(path)).open_session(0)
@@ -231,20 +232,6 @@ def _compare(
     like = Likeness(tensor.name for tensor in declared.outputs)
     for rows in {1, min(3, declared.max_rows) or 1}:
         for length in (lengths or (5, 16)) * _DRAWS:
-            inputs = _random_inputs(declared, rows, length, integers_below, generator)
+            inputs = random_inputs(declared, rows, length, integers_below, generator)
             module.compare(session, inputs, like)
     return like
-
-
-def _random_inputs(
-    declared: ModelSpec, rows: int, length: int, integers_below: Mapping[str, int], generator: np.random.Generator
-) -> Tensors:
-    """Floats around 0; integers that begin with 1, as every sequence has a token that is attended to."""
-    inputs = example_inputs(declared, rows, length)
-    for name, array in inputs.items():
-        if array.dtype.kind == "f":
-            array[...] = generator.standard_normal(array.shape)
-        elif array.dtype.kind in "iu" and array.ndim:
-            below = min(integers_below.get(name, 2), np.iinfo(array.dtype).max)
-            array[..., 1:] = generator.integers(0, below, array[..., 1:].shape)
-    return inputs

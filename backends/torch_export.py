@@ -1,19 +1,24 @@
 """A factory's nn.Module to an AOTInductor package (.pt2): compiled code for this machine's CPU, with open rows and lengths."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from backends.aot_inductor import Compiled, HeldPackage, compiled_for, write_verified
-from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, Session, example_inputs
+from backends.aot_inductor import Compiled, HeldPackage, compiled_for, named_sizes, write_sizes
+from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, Tensors, example_inputs
 from backends.likeness import Likeness
-from backends.module_to_build import ModuleToBuild, arguments, check_declared, exporting, module_to_build
+from backends.module_to_build import ModuleToBuild, arguments, check_declared, exporting, module_to_build, random_inputs
+from backends.size_expressions import condition, keeps_few_out
+from backends.torch_guards import guards
 from backends.torch_unbounded import unbounded
 
 TOLERANCE = 1e-4  # between the module and its package, element by element
-_TRIED_BELOW = 9  # of the sizes below a least one
+_SMALL = 9  # above the sizes that are tried
+_DRAWS = 3  # of numbers, for each beside ones: of these, what is read in a wrong place is as right
 
 
 def build(
@@ -30,7 +35,7 @@ def build(
     """Compile, verify, and only then put the file in its place. Answers with one line for the operator.
 
     The package holds code for this CPU: build it on the kind of machine that will run it.
-    opset, integers_below: of no meaning here.
+    opset: of no meaning here. integers_below: by integer input, above the values to try small sizes with; else 0 and 1.
     """
     if artifact.suffix != ".pt2":
         raise LoadFailed(f"{artifact}: an AOTInductor package ends with .pt2")
@@ -49,9 +54,10 @@ def build(
                 program = torch.export.export(module, example, dynamic_shapes=(open_sizes,))
             torch._inductor.aoti_compile_and_package(program, package_path=str(unverified))
         compiled = compiled_for(unverified)
-        lengths = lengths or _lengths(compiled, declared)
-        if compiled and (smaller := _verified(module, unverified, declared, compiled, lengths[0])):
-            write_verified(unverified, smaller)
+        if compiled is not None:
+            trial = _SizeTrial(module, unverified, declared, compiled, guards(str(artifact), program), integers_below)
+            lengths = lengths or trial.lengths()
+            write_sizes(unverified, *trial.held(lengths))
             compiled = compiled_for(unverified)
         difference = _difference(module, unverified, declared, lengths)
         if not difference <= TOLERANCE:
@@ -64,56 +70,100 @@ def build(
     return f"{artifact}: AOTInductor from {source}, max abs difference {difference:.1e}{only}"
 
 
-def _lengths(compiled: Compiled | None, declared: ModelSpec) -> tuple[int, int]:
-    """To verify with: 5 and 16, or what is nearest to them of sizes that are open, and no rows."""
-    first = 1 if declared.max_rows else 0
-    inputs = compiled.inputs if compiled else ()
-    limits = [limit for each in inputs for axis, limit in each.limits.items() if axis >= first]
-    least = max((least for least, _ in limits), default=0)
-    most = min((most for _, most in limits if most), default=max(16, least))
-    return min(max(5, least), most), min(max(16, least), most)
+class _SizeTrial:
+    """What holds of the sizes that a package takes, found by running it on small ones beside its module."""
 
+    def __init__(
+        self,
+        module: ModuleToBuild,
+        package: Path,
+        declared: ModelSpec,
+        compiled: Compiled,
+        found: Sequence[str],
+        integers_below: Mapping[str, int],
+    ) -> None:
+        """found: the conditions that PyTorch made of sizes."""
+        from backends.torch import CpuSession, load_callable
 
-def _verified(
-    module: ModuleToBuild, package: Path, declared: ModelSpec, compiled: Compiled, length: int
-) -> dict[tuple[int, int], list[int]]:
-    """Open sizes below the least that PyTorch took them for, with which the package gives what the module does, too."""
-    from backends.torch import CpuSession, load_callable
+        held, *_ = load_callable(torch, str(package), {}, torch.device("cpu"), "fp32", [each.name for each in declared.inputs])
+        assert isinstance(held, HeldPackage)
+        self._session = CpuSession(declared, held.package, False)
+        self._module, self._declared, self._compiled, self._integers_below = module, declared, compiled, integers_below
+        places = named_sizes(each.sizes for each in compiled.inputs)
+        self._guards = {guard: condition(guard, places) for guard in found}
+        self._axes = [axes for axes in compiled.equal_axes() if not (declared.max_rows and any(axis == 0 for _, axis in axes))]
 
-    held, *_ = load_callable(torch, str(package), {}, torch.device("cpu"), "fp32", [each.name for each in declared.inputs])
-    assert isinstance(held, HeldPackage)
-    session = CpuSession(declared, held.package, False)
-    rows = min(3, declared.max_rows or 3)
-    verified: dict[tuple[int, int], list[int]] = {}
-    for axes in compiled.equal_axes():
-        if declared.max_rows and any(axis == 0 for _, axis in axes):
-            continue
-        least = max(compiled.inputs[index].limits[axis][0] for index, axis in axes)
-        sizes = [
-            size
-            for size in range(1, min(least, _TRIED_BELOW))
-            if _same(module, session, declared, rows, length, dict.fromkeys(axes, size))
-        ]
-        verified |= dict.fromkeys(axes, sizes) if sizes else {}
-    smallest = {axis: min(sizes) for axis, sizes in verified.items()}
-    together = verified and all(_same(module, session, declared, each, length, smallest) for each in {1, rows})
-    return verified if together else {}
+    def lengths(self) -> tuple[int, int]:
+        """To verify with: 5 and 16, or what is nearest to them of sizes that are open, and no rows."""
+        first = 1 if self._declared.max_rows else 0
+        limits = [limit for each in self._compiled.inputs for axis, limit in each.limits.items() if axis >= first]
+        least = max((least for least, _ in limits), default=0)
+        most = min((most for _, most in limits if most), default=max(16, least) + 16)
+        fit = [
+            length
+            for length in range(least, min(most, max(16, least) + 16) + 1)
+            if all(map(keeps_few_out, self._broken(self._inputs(1, length, {}))))
+        ] or [least]
+        return min(fit, key=lambda length: abs(length - 5)), min(fit, key=lambda length: abs(length - 16))
 
+    def held(self, lengths: Sequence[int]) -> tuple[dict[tuple[int, int], list[int]], list[str]]:
+        """Open sizes of 1 that are right, by input and axis, and the conditions without those that only keep out what is right.
 
-def _same(
-    module: ModuleToBuild, session: Session, declared: ModelSpec, rows: int, length: int, sizes: Mapping[tuple[int, int], int]
-) -> bool:
-    """Whether a package gives what the module gives, on inputs with these sizes, by input and axis."""
-    inputs = example_inputs(declared, rows, length)
-    for (index, axis), size in sizes.items():
-        name = declared.inputs[index].name
-        inputs[name] = inputs[name][(slice(None),) * axis + (slice(size),)]
-    like = Likeness(tensor.name for tensor in declared.outputs)
-    try:
-        module.compare(session, inputs, like)
-    except Exception:  # whatever the module raises, of a size that it does not take
-        return False
-    return like.difference <= TOLERANCE
+        PyTorch takes every open size for 2 or more, and keeps 1 apart from others. Either goes only where each time that it was
+        broken, alone or with others, the package gave what the module does.
+        """
+        right: dict[int | str, list[bool]] = defaultdict(list)
+        every, rows = range(len(self._axes)), {1, min(3, self._declared.max_rows or 3)}
+
+        def attempt(chosen: Iterable[int], size: int, length: int = lengths[0]) -> None:
+            sizes = {place: size for index in chosen for place in self._axes[index]}
+            small = [index for index in chosen if size < self._least(index)]
+            if any(self._least(index) > 2 for index in small):  # by which the module may take another way
+                return
+            for count in rows:
+                broken = self._broken(self._inputs(count, length, sizes))
+                if (broken or small) and all(map(keeps_few_out, broken)):
+                    same = self._same(count, length, sizes)
+                    keys: list[int | str] = [*small, *broken]
+                    for key in keys:
+                        right[key].append(same)
+
+        for length in lengths:
+            attempt((), 0, length)
+        for size in range(1, min(_SMALL, lengths[0])):
+            for index in every:
+                attempt((index,), size)
+            attempt(every if size > 1 else [index for index in every if right[index] and all(right[index])], size)
+        sizes = {place: [1] for index in every if right[index] and all(right[index]) for place in self._axes[index]}
+        return sizes, [guard for guard in self._guards if not (right[guard] and all(right[guard]))]
+
+    def _least(self, index: int) -> int:
+        return max(self._compiled.inputs[of].limits[axis][0] for of, axis in self._axes[index])
+
+    def _broken(self, inputs: Tensors) -> list[str]:
+        sizes = [size for tensor in self._declared.inputs for size in inputs[tensor.name].shape]
+        return [guard for guard, holds in self._guards.items() if not holds(sizes)]
+
+    def _inputs(
+        self, rows: int, length: int, sizes: Mapping[tuple[int, int], int], random: np.random.Generator | None = None
+    ) -> Tensors:
+        """sizes: by input and axis, no more than length. random: None: ones."""
+        inputs = example_inputs(self._declared, rows, length)
+        if random is not None:
+            inputs = random_inputs(self._declared, rows, length, self._integers_below, random)
+        for (index, axis), size in sizes.items():
+            name = self._declared.inputs[index].name
+            inputs[name] = inputs[name][(slice(None),) * axis + (slice(size),)]
+        return inputs
+
+    def _same(self, rows: int, length: int, sizes: Mapping[tuple[int, int], int]) -> bool:
+        like, random = Likeness(tensor.name for tensor in self._declared.outputs), np.random.default_rng(0)
+        try:
+            for draw in (None, *[random] * _DRAWS):
+                self._module.compare(self._session, self._inputs(rows, length, sizes, draw), like)
+        except Exception:  # whatever the module raises, of a size that it does not take
+            return False
+        return like.difference <= TOLERANCE
 
 
 def _difference(module: ModuleToBuild, package: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> float:

@@ -26,6 +26,7 @@ _ONNX: Final = ("onnxruntime", "onnxscript")
 _INSTALLED: Final = frozenset(("site-packages", "dist-packages"))  # recorded by their versions, as far as they matter
 _OURS: Final = tuple(Path(package.__file__ or "").resolve().parent for package in (backends, gateway))
 _FUSED: Final = 2  # to be raised where `backends.onnxruntime_export` makes another file of the same code
+_GUARDS: Final = 1  # the same of `backends.torch_export`
 
 
 def compile_config(config: Config, *, names: Iterable[str] = (), report: Callable[[str], None] = print) -> None:
@@ -106,6 +107,8 @@ def _record(model: ModelSection, kind: str, build: Build | NeuronBuild) -> dict[
     }
     if kind == "onnxruntime" and isinstance(build, Build) and build.precision == "fp32":
         record["fused"] = _FUSED
+    if kind == "torch":
+        record["guards"] = _GUARDS
     return dict(json.loads(json.dumps(record)))
 
 

@@ -4,6 +4,9 @@ The packages have their source alone, which takes no compiler, and what runs in 
 contract and `test_builds` run real ones.
 """
 
+import functools
+import logging
+import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +17,11 @@ import numpy as np
 import pytest
 
 import backends
-from backends.aot_inductor import compiled_for
+from backends.aot_inductor import compiled_for, write_sizes
 from backends.base import InputRefused, LoadFailed, ModelSpec, TensorSpec
 from backends.check import checked
 from backends.mistakes import Wanted
+from backends.torch_guards import guards
 from backends.torch_unbounded import unbounded
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -50,6 +54,37 @@ class Halves(torch.nn.Module):
 
     def forward(self, x: Any) -> Any:
         return x.view(x.shape[0], -1, 2).sum(2)
+
+
+class Turned(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.transpose(1, 2).contiguous()
+
+
+class Related(torch.nn.Module):
+    """Of whose inputs each needs a size that goes with another."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return x[:, : y.shape[1]] + y
+
+
+class Fours(torch.nn.Module):
+    """Of which no bound says that a length and one more is a multiple of 4."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.cat([x, x[:, :1]], 1).view(x.shape[0], -1, 4).sum(2)
+
+
+class First(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x[:, 0] * 2
+
+
+class Chosen(torch.nn.Module):
+    """Which takes another way for shorter ones."""
+
+    def forward(self, x: Any) -> Any:
+        return x[:, 0] * 2 if x.shape[1] >= 4 else x[:, 0] + x[:, 0]
 
 
 class Second(torch.nn.Module):
@@ -98,6 +133,20 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     auto = torch.export.Dim.AUTO
     return compiled(tmp_path_factory.mktemp("halves") / "halves.pt2", Halves(), (torch.ones(3, 8),), ({0: auto, 1: auto},))
+
+
+@pytest.fixture(scope="module")
+def related(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As it is made elsewhere."""
+    rows, auto, example = torch.export.Dim("rows"), torch.export.Dim.AUTO, (torch.ones(3, 9), torch.ones(3, 5))
+    return compiled(tmp_path_factory.mktemp("related") / "related.pt2", Related(), example, ({0: rows, 1: auto},) * 2)
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has packages built without compiling their source."""
+    package, source = torch._inductor.aoti_compile_and_package, {"aot_inductor.package_cpp_only": True}
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", functools.partial(package, inductor_configs=source))
 
 
 @pytest.fixture
@@ -187,6 +236,18 @@ def test_sizes_that_depend_on_each_other_are_held_to_it(tmp_path: Path, loads: A
     assert refused(session, x=x[:2], less=x[:1]) == "x.size()[0] >= 3"  # since these are no rows
 
 
+def test_sizes_that_go_together_otherwise_are_refused(related: Path, loads: Any, tmp_path: Path) -> None:
+    shutil.copy(related, tmp_path / "m.pt2")
+    write_sizes(tmp_path / "m.pt2", {}, ["s1_1 <= s0_1"])
+    loads(Related())
+    session = backends.load("torch", {"model": str(tmp_path / "m.pt2")}, of("x", "y", shape=(-1, -1), max_rows=8)).open_session(
+        0
+    )
+    x = np.ones((2, 9), np.float32)
+    assert session.run({"x": x, "y": x[:, :5]}, {})["y"].shape == (2, 5)
+    assert refused(session, x=x[:, :5], y=x) == "y.size()[1] <= x.size()[1]: y.size()[1] is 9, x.size()[1] is 5"
+
+
 def test_what_a_package_has_fixed_is_no_row(tmp_path: Path, loads: Any) -> None:
     model = compiled(tmp_path / "fixed.pt2", torch.nn.Linear(4, 4), (torch.ones(6, 4),), None)
     loads(torch.nn.Linear(4, 4))
@@ -218,17 +279,10 @@ def test_a_package_of_which_this_cannot_be_known_is_refused(tmp_path: Path, load
         backends.load("torch", {"model": str(tmp_path / "bare.pt2")}, of("x"))
 
 
-def test_a_bound_that_compiling_has_found_is_told(
-    encoder: Path, loads: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bound_that_compiling_has_found_is_told(builds: None, loads: Any, tmp_path: Path) -> None:
     loads(Encoder())
-
-    def package(program: Any, package_path: str) -> None:
-        Path(package_path).write_bytes(encoder.read_bytes())
-
-    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", package)
     told = backends.build("torch", tmp_path / "m.pt2", of_tokens(max_rows=5), source=f"{__file__}:Encoder", options={})
-    bounds = ", ".join(f"{name}.size()[{bound}" for name in ("ids", "mask") for bound in ("0] <= 5", "1] <= 12"))
+    bounds = "ids.size()[1] <= 12, mask.size()[1] <= 12"
     assert told.endswith(f"max abs difference 0.0e+00, only for inputs with {bounds}")
     session = backends.load("torch", {"model": str(tmp_path / "m.pt2")}, of_tokens(max_rows=5)).open_session(0)
     token = np.ones((1, 1), np.int64), np.ones((1, 1), np.float32)
@@ -236,23 +290,64 @@ def test_a_bound_that_compiling_has_found_is_told(
     assert refused(session, ids=token[0][:, :0], mask=token[1][:, :0]) == "ids.size()[1] >= 1"
 
 
-def test_a_length_that_a_module_does_not_take_is_not_verified(
-    halves: Path, loads: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("source", "code", "least"),
+    [
+        ("Second", Second(), 2),  # the module does not take 1
+        ("First", lambda x: [x[:, 0] * 2 if x.shape[1] > 1 else x[:, 0] * 0 + 2], 2),  # what it gives is right of ones
+        ("Chosen", Chosen(), 4),  # of a bound that is the module's own
+    ],
+)
+def test_a_length_that_need_not_be_right_is_not_verified(
+    source: str, code: Any, least: int, builds: None, loads: Any, tmp_path: Path
 ) -> None:
-    loads(Second())
-
-    def package(program: Any, package_path: str) -> None:
-        Path(package_path).write_bytes(halves.read_bytes())
-
-    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", package)
+    loads(code)
     second = ModelSpec("", (TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1,)),), 8)
-    told = backends.build("torch", tmp_path / "m.pt2", second, source=f"{__file__}:Second", options={})
-    assert told.endswith(", only for inputs with x.size()[1] >= 2")
+    told = backends.build("torch", tmp_path / "m.pt2", second, source=f"{__file__}:{source}", options={})
+    assert told.endswith(f", only for inputs with x.size()[1] >= {least}")
     session = backends.load("torch", {"model": str(tmp_path / "m.pt2")}, second).open_session(0)
-    assert refused(session, x=np.ones((2, 1), np.float32)) == "x.size()[1] >= 2"
+    assert refused(session, x=np.ones((2, least - 1), np.float32)) == f"x.size()[1] >= {least}"
 
 
-def test_rows_whose_length_is_no_multiple_of_what_divides_it_run_alone(halves: Path, loads: Any) -> None:
+def test_a_package_that_is_built_says_how_its_sizes_go_together(builds: None, loads: Any, tmp_path: Path) -> None:
+    loads(Fours())
+    declared, model = of("x", shape=(-1, -1), max_rows=8), tmp_path / "m.pt2"
+    backends.build("torch", model, declared, source=f"{__file__}:Fours", options={})
+    session = backends.load("torch", {"model": str(model)}, declared).open_session(0)
+    for length in 3, 11:  # of 3, the module makes a 1, which PyTorch keeps apart; it was compared
+        assert session.run({"x": np.ones((2, length), np.float32)}, {})["y"].shape == (2, (length + 1) // 4)
+    broken = "((x.size()[0]*(1 + x.size()[1])) % (4*x.size()[0])) == 0: x.size()[0] is 1, x.size()[1] is 9"
+    assert refused(session, x=np.ones((2, 9), np.float32)) == broken
+
+
+def test_a_condition_that_is_not_known_is_refused_as_a_package_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto = torch.export.Dim.AUTO
+    program = torch.export.export(Fours(), (torch.ones(3, 7),), dynamic_shapes=({0: auto, 1: auto},))
+    monkeypatch.setattr("backends.size_expressions._CALLS", {})  # as of a PyTorch that calls another function
+    with pytest.raises(LoadFailed, match=r"m\.pt2: PyTorch makes a condition of sizes that is not known here, .*: Eq\(Max\(1"):
+        guards("m.pt2", program)
+
+
+def test_open_sizes_that_need_not_go_together_are_warned_of(
+    related: Path, encoder: Path, loads: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    loads(Related())
+    declared, options = of("x", "y", shape=(-1, -1), max_rows=8), backends.defaults("torch") | {"model": str(related)}
+    wanted = Wanted(
+        "torch", options, here=True, thorough=True, inputs=declared.inputs, outputs=declared.outputs, max_rows=declared.max_rows
+    )
+    warned = (
+        "related.pt2: an AOTInductor package that does not say how its open sizes go together (x.size()[1], y.size()[1]): a re"
+    )
+    backends.load("torch", {"model": str(related)}, declared)
+    assert checked(wanted) == []
+    loads(Encoder())
+    backends.load("torch", {"model": str(encoder)}, of_tokens(max_rows=5))  # of one length
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [warned in each for each in told] == [True, True]
+
+
+def test_rows_that_do_not_go_together_run_alone(halves: Path, loads: Any, tmp_path: Path) -> None:
     shapes: list[tuple[int, ...]] = []
 
     def run(x: Any) -> list[Any]:
@@ -260,11 +355,48 @@ def test_rows_whose_length_is_no_multiple_of_what_divides_it_run_alone(halves: P
         return [x * 2]
 
     loads(run)
-    session = backends.load("torch", {"model": str(halves)}, of("x", shape=(-1, -1), max_rows=8)).open_session(0)
-    for length in 4, 5:
-        x = np.arange(3 * length, dtype=np.float32).reshape(3, length)
+    shutil.copy(halves, tmp_path / "m.pt2")
+    floats = "not (math.trunc(0.5*torch.sym_float(s0_1)) != 2 and s0_1 == 7)"  # as of an interpolation
+    write_sizes(tmp_path / "m.pt2", {}, ["s0_0*s0_1 < 12", "9 % (s0_1 - 6) < 9", floats])
+    session = backends.load("torch", {"model": str(tmp_path / "m.pt2")}, of("x", shape=(-1, -1), max_rows=8)).open_session(0)
+    for rows, length in (2, 5), (3, 5), (3, 4):
+        x = np.arange(rows * length, dtype=np.float32).reshape(rows, length)
         assert np.array_equal(session.run({"x": x}, {})["y"], x * 2)
-    assert shapes == [(3, 4), *[(1, 5)] * 3]
+    assert shapes == [(2, 5), *[(1, 5)] * 3, *[(1, 4)] * 3]
+    assert refused(session, x=np.ones((1, 13), np.float32)) == (
+        "x.size()[0]*x.size()[1] < 12: x.size()[0] is 1, x.size()[1] is 13"
+    )
+    assert refused(session, x=np.ones((3, 6), np.float32)) == "9 % (x.size()[1] - 6) < 9: x.size()[1] is 6"
+    assert refused(session, x=np.ones((1, 7), np.float32)).endswith(": x.size()[1] is 7")
+
+
+@pytest.mark.parametrize(
+    "guard",
+    ["__import__('os').getpid() > 0", "s0_0.real > 0", "s0_0 ** s0_1 > 0", "s9_9 > 0", "max(*[s0_0]) > 0", "1e999 > s0_0",
+     "'a' * s0_0 > 0", "s0_0 > 0 > s0_1", "(lambda: 1)() > 0", "-" * 3990 + "s0_0", "s0_0" + "+s0_0" * 500, "(" * 300, ""],
+)  # fmt: skip
+def test_a_package_of_other_conditions_than_of_sizes_is_not_read(guard: str, halves: Path, tmp_path: Path) -> None:
+    shutil.copy(halves, tmp_path / "m.pt2")
+    write_sizes(tmp_path / "m.pt2", {}, [guard])
+    assert compiled_for(tmp_path / "m.pt2") is None
+
+
+def test_rows_whose_length_is_no_multiple_of_what_divides_it_run_alone(halves: Path, loads: Any, tmp_path: Path) -> None:
+    auto, example = torch.export.Dim.AUTO, torch.ones(3, 7, 16)
+    turned = compiled(tmp_path / "turned.pt2", Turned(), (example,), ({0: auto, 1: auto},))  # it takes 16 at once, and the rest
+    shapes: list[tuple[int, ...]] = []
+
+    def run(x: Any) -> list[Any]:
+        shapes.append(tuple(x.shape))
+        return [x * 2]
+
+    loads(run)
+    for model, shape in (halves, (4,)), (halves, (5,)), (turned, (5, 16)):
+        declared = of("x", shape=(-1, -1, 16)[: 1 + len(shape)], max_rows=8)
+        session = backends.load("torch", {"model": str(model)}, declared).open_session(0)
+        x = np.ones((3, *shape), np.float32)
+        assert np.array_equal(session.run({"x": x}, {})["y"], x * 2)
+    assert shapes == [(3, 4), *[(1, 5)] * 3, (3, 5, 16)]
 
 
 def test_what_compiling_chooses_by_sizes_sets_no_bound(tmp_path: Path, loads: Any) -> None:

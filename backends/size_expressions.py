@@ -1,0 +1,104 @@
+"""Arithmetic of sizes that stands in a file, made into functions: nothing that a file says is run as code.
+
+A file may come from anywhere. So what is read is bounded in length and depth, and has no power.
+"""
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+Function = Callable[[Any], Any]  # of sizes, each at its place
+
+_LONGEST: Final = 4000  # characters
+_DEEPEST: Final = 100
+
+_OPERATORS: Final[Mapping[type, Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+# What torch.utils._sympy.printers.PythonPrinter writes (torch 2.13).
+_CALLS: Final[Mapping[str, Callable[..., Any]]] = {
+    "max": max, "min": min, "math.floor": math.floor, "math.ceil": math.ceil, "math.trunc": math.trunc,
+    "torch.sym_float": float,
+}  # fmt: skip
+
+
+def function(text: str, places: Mapping[str, Any] | None = None) -> Function:
+    """What computes a text of sizes. places: where each stands in these, by its name; None: under its name.
+
+    Raises: ValueError, SyntaxError, LookupError, RecursionError or MemoryError, for what is not known here.
+    """
+    return _function(_parsed(text), places, _DEEPEST)
+
+
+def condition(text: str, places: Mapping[str, Any]) -> Function:
+    """As `function`, of what has to hold. Where it cannot be computed, as divided by 0, it does not."""
+    compute = function(text, places)
+
+    def holds(sizes: Any) -> bool:
+        try:
+            return bool(compute(sizes))
+        except (ArithmeticError, ValueError):
+            return False
+
+    return holds
+
+
+def keeps_few_out(text: str) -> bool:
+    """Whether a condition keeps out only sizes that are equal, and those of 1 and less.
+
+    So PyTorch's conditions are where it chose a way for what is no 1, or differs, and another may give the same.
+    """
+    return _keeps_few_out(_parsed(text))
+
+
+def _keeps_few_out(node: ast.expr) -> bool:
+    match node:
+        case ast.BoolOp(values=parts):
+            return all(map(_keeps_few_out, parts))
+        case ast.Compare(ops=[ast.NotEq()]):
+            return True
+        case (
+            ast.Compare(ops=[ast.Gt() | ast.GtE() as op], comparators=[ast.Constant(value=int(least))])
+            | ast.Compare(ops=[ast.Lt() | ast.LtE() as op], left=ast.Constant(value=int(least)))
+        ):
+            return least + isinstance(op, ast.Gt | ast.Lt) <= 2
+    return False
+
+
+def _parsed(text: str) -> ast.expr:
+    if len(text) > _LONGEST:
+        raise ValueError("too long")
+    return ast.parse(text, mode="eval").body
+
+
+def _function(node: ast.expr, places: Mapping[str, Any] | None, deep: int) -> Function:
+    if not deep:
+        raise ValueError("too deep")
+
+    def made(part: ast.expr) -> Function:
+        return _function(part, places, deep - 1)
+
+    match node:
+        case ast.Constant(value=value) if isinstance(value, int | float) and math.isfinite(value):
+            return lambda sizes: value
+        case ast.Name(id=name):
+            return operator.itemgetter(name if places is None else places[name])
+        case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=part):
+            of, invert = made(part), operator.neg if isinstance(op, ast.USub) else operator.not_
+            return lambda sizes: invert(of(sizes))
+        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]) if (
+            type(op) in _OPERATORS
+        ):
+            combine, one, other = _OPERATORS[type(op)], made(left), made(right)
+            return lambda sizes: combine(one(sizes), other(sizes))
+        case ast.BoolOp(op=op, values=values):
+            decide, parts = all if isinstance(op, ast.And) else any, [made(part) for part in values]
+            return lambda sizes: decide(part(sizes) for part in parts)
+        case ast.Call(func=called, args=[*given], keywords=[]) if given and (call := _CALLS.get(ast.unparse(called))):
+            arguments = [made(part) for part in given]
+            return lambda sizes: call(*(argument(sizes) for argument in arguments))
+    raise ValueError(f"{ast.unparse(node)} is not known here")

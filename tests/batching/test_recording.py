@@ -438,7 +438,7 @@ def test_a_file_that_is_no_recording_says_so() -> None:
     with pytest.raises(InvalidArgument, match="no recording of a gateway"):
         unpacked(b"hello", "x")
     old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
-    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 20"):
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 21"):
         unpacked(old, "x")
     broken = msgspec.msgpack.encode({"format": FORMAT, "gateway": "9.9", "recordings": 3})
     with pytest.raises(InvalidArgument, match="broken"):

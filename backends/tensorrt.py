@@ -1,8 +1,8 @@
 """TensorRT in this process: an engine built from an ONNX file for the GPU it runs on.
 
-The engine is built at the first load and kept on disk, under a name made of the ONNX file's bytes, the profile, the GPU and the
-TensorRT version; building can take minutes. Where nothing can be written, each load builds it. Precision is the ONNX file's own
-(networks are strongly typed): export it as fp16.
+The engine is built at the first load and kept on disk, under a name made of the bytes of the ONNX file and of the weights that
+it keeps beside it, the profile, the GPU and the TensorRT version; building can take minutes. Where nothing can be written, each
+load builds it. Precision is the ONNX file's own (networks are strongly typed): export it as fp16.
 
 Each session has an execution context, a CUDA stream, and device tensors of its own. With `cuda_graphs` it records one launch
 per batch shape and replays it.
@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed, words_of
 from backends.cuda_graphs import MOST_GRAPHS, recorded_rows, running
+from backends.digests import artifact_digest
 from backends.regular_file import absent
 
 _DATATYPES: Final = {
@@ -90,8 +91,7 @@ def _engine(trt: Any, runtime: Any, onnx: Path, engines: Path, profile: _Profile
     import torch
 
     gpu = torch.cuda.get_device_name().replace(" ", "-")
-    made_of = f"{profile} {gpu} {trt.__version__}".encode()
-    digest = hashlib.sha256(onnx.read_bytes() + made_of).hexdigest()[:16]
+    digest = hashlib.sha256(f"{artifact_digest(onnx)} {profile} {gpu} {trt.__version__}".encode()).hexdigest()[:16]
     path = engines / f"{onnx.stem}-{gpu}-trt{trt.__version__}-{digest}.plan"
     if path.is_file():
         plan: Any = path.read_bytes()

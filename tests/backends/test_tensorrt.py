@@ -70,9 +70,17 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return fake
 
 
+def field(number: int, content: bytes) -> bytes:
+    """Of a protobuf message: of fewer than 128 bytes."""
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    (tmp_path / "m.onnx").write_bytes(b"an ONNX file")
+    """An ONNX file of one tensor, whose weights are beside it, in `weights`."""
+    tensor = field(13, field(1, b"location") + field(2, b"weights"))
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x0a" + field(7, field(5, tensor)))
+    (tmp_path / "weights").write_bytes(b"weights")
     return tmp_path / "m.onnx"
 
 
@@ -85,12 +93,20 @@ def test_an_engine_is_built_once_and_kept(library: Fake, model: Path) -> None:
     assert kept.name.startswith("m-A-GPU-trt10.0-")
 
 
+def test_an_engine_is_built_anew_where_the_model_or_its_weights_changed(library: Fake, model: Path) -> None:
+    for built, changed in enumerate((model, model.with_name("weights")), 2):
+        tensorrt.load(SPEC, model=str(model))
+        changed.write_bytes(changed.read_bytes()[::-1] if changed != model else b"\x08\x09" + model.read_bytes()[2:])
+        tensorrt.load(SPEC, model=str(model))
+        assert library.built == built
+
+
 def test_an_engine_that_cannot_be_kept_runs_all_the_same(library: Fake, model: Path, caplog: pytest.LogCaptureFixture) -> None:
     for engines in (model / "engines", None):  # below a file, and where a file is: not even root makes a folder there
         (model.parent / "engines").touch()
         tensorrt.load(SPEC, model=str(model), engines=engines and str(engines))
     assert library.built == 2
-    assert sorted(path.name for path in model.parent.iterdir()) == ["engines", "m.onnx"]
+    assert sorted(path.name for path in model.parent.iterdir()) == ["engines", "m.onnx", "weights"]
     below, beside = (record.getMessage() for record in caplog.records)
     assert "the engine cannot be kept, and each load builds it: NotADirectoryError: " in below
     assert "the engine cannot be kept, and each load builds it: FileExistsError: " in beside

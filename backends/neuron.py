@@ -14,6 +14,7 @@ device: scripts/neuron_hardware_check.py does that.
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -39,8 +40,10 @@ from backends.required import check_required
 VISIBLE_CORES: Final = "NEURON_RT_VISIBLE_CORES"
 MANIFEST: Final = "manifest.json"
 OPEN_REMEDY: Final = "only the second is padded to what was compiled: state the sizes of the others"
-# In messages of the runtime when the device, not the input, is at fault. Source: Neuron runtime return codes.
-_RUNTIME_FAULTS: Final = ("nrt_", "NRT_", "NEURON_RT", "NEURONDEVICE", "nrt status")
+# As in `Failed to execute the model status=1003 message=Numerical Error`. Source of the codes: Neuron's nrt_status.h.
+_STATUS: Final = re.compile(r"\bstatus=(\d+)")
+_OF_THE_INPUT: Final = {1002: "NRT_EXEC_BAD_INPUT", 1003: "NRT_EXEC_COMPLETED_WITH_NUM_ERR", 1006: "NRT_EXEC_OOB"}
+_OF_THE_RUNTIME: Final = ("nrt_", "NRT_", "NRT:", "NEURON_RT", "NEURONDEVICE", "nrt status")  # where there is no code
 
 _placing = threading.Lock()  # "placement is not thread-safe": Neuron core placement guide
 
@@ -157,7 +160,7 @@ class NeuronModel:
                     path = self._folder / self._artifacts[f"{rows}x{length}"]
                     with _placing:
                         program = torch.jit.load(str(path))  # type: ignore[no-untyped-call]  # untyped in torch 2.13
-                        self._module.experimental.set_neuron_cores(program, start_nc=core, nc_count=1)
+                        _set_neuron_cores(self._module)(program, start_nc=core, nc_count=1)
                     programs[rows, length] = program
             session = NeuronSession(self.spec, self._compiled, programs)
             for rows, length in programs:
@@ -168,6 +171,11 @@ class NeuronModel:
 
     def close(self) -> None:
         pass
+
+
+def _set_neuron_cores(module: ModuleType) -> Any:
+    """The package's own; up to torch-neuronx of SDK 2.24, and in torch-neuron, `experimental` has it."""
+    return getattr(module, "set_neuron_cores", None) or module.experimental.set_neuron_cores
 
 
 class NeuronSession:
@@ -200,9 +208,17 @@ class NeuronSession:
             raise
         except Exception as exc:
             message = f"{type(exc).__name__}: {exc}"
-            lost = any(fault in message for fault in _RUNTIME_FAULTS)
-            raise (SessionLost if lost else ExecutionFailed)(message) from exc
+            raise (SessionLost if _lost(message) else ExecutionFailed)(message) from exc
         return {tensor.name: to_array(by_name[tensor.name]) for tensor in self._spec.outputs}
 
     def close(self) -> None:
         self._programs = {}  # the runtime unloads an artifact when its last reference goes
+
+
+def _lost(message: str) -> bool:
+    """Whether the runtime says that the device, not the input, is at fault."""
+    if (status := _STATUS.search(message)) is not None:
+        return int(status[1]) not in _OF_THE_INPUT
+    if any(name in message for name in _OF_THE_INPUT.values()):
+        return False
+    return any(word in message for word in _OF_THE_RUNTIME)

@@ -5,14 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import backends
-from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
-from backends.neuron import visible_cores
+from backends.base import ExecutionFailed, LoadFailed, ModelSpec, SessionLost, TensorSpec
+from backends.neuron import NeuronSession, visible_cores
 from tests.backends.contract import LINEAR, SPEC, expected
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -88,6 +89,22 @@ def test_row_sizes_above_max_rows_are_left_out(ragged: Path) -> None:
     assert backends.load("neuron", {"model": str(ragged)}, spec).spec.row_sizes == (1,)
 
 
+def test_sessions_are_placed_by_a_library_of_before_sdk_2_25(ragged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_neuronx
+
+    placed: list[int] = []
+    real = torch_neuronx.set_neuron_cores
+
+    def set_neuron_cores(trace: Any, start_nc: int = -1, nc_count: int = -1) -> None:
+        placed.append(start_nc)
+        real(trace, start_nc, nc_count)
+
+    monkeypatch.delattr(torch_neuronx, "set_neuron_cores")
+    monkeypatch.setattr(torch_neuronx, "experimental", SimpleNamespace(set_neuron_cores=set_neuron_cores), raising=False)
+    backends.load("neuron", {"model": str(ragged)}, RAGGED).open_session(1)
+    assert placed == [1] * 4
+
+
 def test_open_lengths_need_buckets(neuron_double: Path) -> None:
     how = {"source": f"{__file__}:summed", "options": {}, "row_sizes": (1,), "target": "inf2"}
     with pytest.raises(LoadFailed, match=r"ragged\.buckets"):
@@ -121,8 +138,38 @@ def test_a_core_whose_memory_is_full_fails_the_load(ragged: Path, monkeypatch: p
     import torch_neuronx
 
     monkeypatch.setattr(torch_neuronx, "MEMORY_BYTES", 1000)
-    with pytest.raises(LoadFailed, match=r"core 2: .*NRT_RESOURCE"):
+    with pytest.raises(LoadFailed, match=r"core 2: .*status=4 message=Allocation Failure"):
         backends.load("neuron", {"model": str(ragged)}, RAGGED).open_session(0)
+
+
+def test_a_row_with_nan_fails_its_batch_and_the_session_runs_the_next(ragged: Path) -> None:
+    session = backends.load("neuron", {"model": str(ragged)}, RAGGED).open_session(0)
+    with pytest.raises(ExecutionFailed, match="status=1003 message=Numerical Error"):
+        session.run({"x": np.full((1, 8), np.nan, np.float32)}, {})
+    assert session.run({"x": np.ones((1, 8), np.float32)}, {})["sum"] == 8
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("Failed to execute the model status=1002 message=Bad Input", ExecutionFailed),
+        ("Failed to execute the model status=1006 message=Out of Bound", ExecutionFailed),
+        ("nrt_execute: NRT_EXEC_COMPLETED_WITH_NUM_ERR", ExecutionFailed),
+        ("NRT_EXEC_BAD_INPUT", ExecutionFailed),
+        ("Incorrect tensor shape at input tensor #0", ExecutionFailed),
+        ("Failed to execute the model status=101 message=Execution Unit Unrecoverable", SessionLost),
+        ("Failed to execute the model status=1202 message=Hardware Error", SessionLost),
+        ("Failed to execute the model status=4 message=Allocation Failure", SessionLost),
+        ("nrt_execute: NRT_EXEC_HW_ERR_NC_UE", SessionLost),
+        ("NRT:nrt_tensor_read failed", SessionLost),
+    ],
+)
+def test_what_the_runtime_says_is_the_inputs_fault_or_the_devices(said: str, error: type[Exception]) -> None:
+    def program(*_: object) -> None:
+        raise RuntimeError(said)
+
+    with pytest.raises(error, match=said[-20:]):
+        NeuronSession(RAGGED, RAGGED, {(1, 8): program}).run({"x": np.zeros((1, 8), np.float32)}, {})
 
 
 @pytest.mark.slow
@@ -183,11 +230,11 @@ def test_inf1_goes_through_its_own_library(neuron_double: Path) -> None:
     np.testing.assert_allclose(model.open_session(0).run({"INPUT0": x}, {})["OUTPUT0"], expected(x), rtol=1e-5, atol=1e-5)
 
 
-# From the AWS Neuron documentation, SDK 2.28: api-torch-neuronx-{trace, core-placement, async-lazy-load, data-parallel}.
+# From the AWS Neuron documentation, SDK 2.32: api-torch-neuronx-{trace, core-placement, async-lazy-load, data-parallel}.
 SIGNATURES = {
     "trace": "(func, example_inputs, *_, input_output_aliases={}, compiler_workdir=None, compiler_args=None, "
     "partitioner_config=None, inline_weights_to_neff=True, cpu_backend=False)",
-    "experimental.set_neuron_cores": "(trace, start_nc=-1, nc_count=-1)",
+    "set_neuron_cores": "(trace, start_nc=-1, nc_count=-1)",
     "lazy_load": "(trace, enable_lazy_load=True)",
     "async_load": "(trace, enable_async_load=True)",
     "DataParallel": "(model, device_ids=None, dim=0, set_dynamic_batching=True)",
@@ -198,10 +245,7 @@ SIGNATURES = {
 def test_the_double_has_the_documented_signatures(name: str, neuron_double: Path) -> None:
     import torch_neuronx
 
-    found: Any = torch_neuronx
-    for part in name.split("."):
-        found = getattr(found, part)
-    signature = inspect.signature(found)
+    signature = inspect.signature(getattr(torch_neuronx, name))
     bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
     assert str(inspect.Signature(bare)) == SIGNATURES[name]
 

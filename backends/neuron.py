@@ -4,8 +4,8 @@ A model is a directory that `gateway compile` made: manifest.json, and one Torch
 artifact has fixed shapes. All of them are loaded onto the session's core and run once when it opens. The batcher pads to them.
 
 Cores: a NeuronCore has one owner, and a process that is told nothing takes all of them. So this backend refuses to load
-unless NEURON_RT_VISIBLE_CORES names its cores, as Ray sets it for `resources: {neuron_cores: 1}`. Session i runs on core i
-modulo their number, counted from 0 within the process.
+unless NEURON_RT_VISIBLE_CORES names its cores, as Ray sets it for `resources: {neuron_cores: 1}`, and `gateway serve` without
+Ray for each session. Session i runs on core i modulo their number, counted from 0 within the process.
 
 PyPI's packages torch-neuronx, torch-neuron and neuronx-cc of version 1.0 are placeholders that raise ImportError; the real ones
 come from AWS's Neuron repository. Written against torch-neuronx 2.9 (SDK 2.31) and checked against a double of it, not on a
@@ -69,18 +69,26 @@ def platform(module: ModuleType) -> str:
 
 
 def visible_cores(value: str | None) -> tuple[int, ...]:
-    """The cores of NEURON_RT_VISIBLE_CORES: "3", "0,1", "0-3", or of both kinds. Raises: LoadFailed, if there are none."""
-    cores: list[int] = []
-    try:
-        for part in filter(None, (part.strip() for part in (value or "").split(","))):
-            first, _, last = part.partition("-")
-            cores.extend(range(int(first), int(last or first) + 1))
-    except ValueError as exc:
-        raise LoadFailed(f"{VISIBLE_CORES}={value!r}: expected core numbers such as 0,1 or 0-3") from exc
-    if not cores:
+    """The cores of NEURON_RT_VISIBLE_CORES: "3", "0,1", "0-3", or of both kinds, each the next of the one before.
+
+    Raises: LoadFailed, if there are none, or others, which the runtime refuses. Source: Neuron's nrt-developer-guide.
+    """
+    if not (value or "").strip():
         raise LoadFailed(
             f"no NeuronCore was given to this process ({VISIBLE_CORES} is {'unset' if value is None else 'empty'}): set "
             "`placement: replicas` and `resources: {neuron_cores: 1}`, or the variable where there is no Ray"
+        )
+    cores: list[int] = []
+    try:
+        for part in str(value).split(","):
+            first, _, last = part.strip().partition("-")
+            cores.extend(range(int(first), int(last or first) + 1))
+    except ValueError as exc:
+        raise LoadFailed(f"{VISIBLE_CORES}={value!r}: expected core numbers such as 0,1 or 0-3") from exc
+    if not cores or cores != list(range(cores[0], cores[-1] + 1)):
+        raise LoadFailed(
+            f"{VISIBLE_CORES}={value!r}: expected consecutive, increasing core numbers such as 0,1 or 0-3: the runtime takes "
+            "no others; set `resources: {neuron_cores: 1}`, so that each replica gets one"
         )
     return tuple(cores)
 
@@ -101,7 +109,7 @@ def load(declared: ModelSpec, *, model: str) -> "NeuronModel":
     compiled = ModelSpec(manifest["platform"], _tensors(manifest["inputs"]), _tensors(manifest["outputs"]), 0)
     inputs = narrowed(compiled.inputs, declared.inputs, f"{model}: input")
     outputs = narrowed(compiled.outputs, declared.outputs, f"{model}: output")
-    row_sizes = tuple(size for size in manifest["row_sizes"] if size <= declared.max_rows)
+    row_sizes = tuple(sorted(size for size in manifest["row_sizes"] if size <= declared.max_rows))
     if not row_sizes:
         raise LoadFailed(f"{model}: compiled for {manifest['row_sizes']} rows, but max_rows is {declared.max_rows}")
     spec = ModelSpec(manifest["platform"], inputs, outputs, row_sizes[-1], row_sizes, reads_parameters=False)

@@ -1,10 +1,13 @@
 """`gateway serve`: in one plain process, in several, or on Ray where that is needed or asked for."""
 
 import contextlib
+import os
 from pathlib import Path
 
+from backends.neuron import VISIBLE_CORES
 from gateway.commands.one_process import MakeMultiModel, run
 from gateway.config import Config
+from gateway.deploying.needs import neuron_cores_of
 from gateway.garbage import leave_out
 from gateway.process.announcement import announcer
 from gateway.process.console import Speech
@@ -30,7 +33,15 @@ def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMult
             from gateway.commands.side_by_side import serve_side_by_side
 
             return serve_side_by_side(config, speech, run_dir)
+        take_neuron_cores(config)
         with apart() as results:
             run(config, run_dir, announcer(config, results, quiet=speech.quiet), multi_model=multi_model)
     leave_out()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
     return 0
+
+
+def take_neuron_cores(config: Config) -> None:
+    """A core for each session, where nobody has said which are ours: the runtime, told nothing, takes all of the machine."""
+    embedded = (backend for model in config.models for backend in model.backends if backend.placement == "embedded")
+    if count := sum(map(neuron_cores_of, embedded)):
+        os.environ.setdefault(VISIBLE_CORES, f"0-{count - 1}")

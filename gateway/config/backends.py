@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from backends import defaults
 from gateway.config.fields import BackendName, FilePath, Replicas, Resource, Rows, Seconds, SecondsOrZero, Strict, Threads
@@ -122,12 +122,16 @@ class Build(Strict):
     integers_below: dict[str, Annotated[int, Field(ge=2, le=2**31)]] = Field(default={})  # by input, to verify with; else 2
 
 
+def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(set(sizes)))
+
+
 class NeuronBuild(Strict):
     """How `gateway compile` makes a directory of Neuron artifacts: one for each of row_sizes and each of ragged.buckets."""
 
     source: str
     options: dict[str, Any] = Field(default={})
-    row_sizes: tuple[Rows, ...] = (1, 4, 8)
+    row_sizes: Annotated[tuple[Rows, ...], Field(min_length=1), AfterValidator(_ascending)] = (1, 4, 8)
     target: Literal["inf1", "inf2", "trn1"] = "inf2"  # compiles without the device, for it
     compiler_arguments: tuple[str, ...] = ()  # of neuronx-cc, such as --auto-cast=matmult
 
@@ -269,6 +273,14 @@ class Neuron(Backend):
     kind: Literal["neuron"]
     model: str  # a directory that `gateway compile` made
     build: NeuronBuild | None = None
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        return (*Backend.together(self), self._no_processes())
+
+    def _no_processes(self) -> Iterator[Unfit]:
+        if self.isolation == "process":
+            found = "a NeuronCore has one owner, and each session's process would take those of all"
+            yield Unfit(found, expected="thread", remedy="`placement: replicas` gives each its own", at=("isolation",))
 
 
 AnyBackend = Annotated[

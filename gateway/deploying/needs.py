@@ -94,7 +94,7 @@ def memory(held: Iterable[tuple[str, Backend, int | None]], given_bytes: int | N
             raise ConfigError(f"--memory: model '{model}': what backend {backend.label} takes cannot be told here; {expected}")
         each = _COPIES * size
         if backend.isolation == "process":
-            each += _TORCH_SESSION_BYTES if isinstance(backend, Torch | Neuron) else _SESSION_BYTES
+            each += _TORCH_SESSION_BYTES if isinstance(backend, Torch) else _SESSION_BYTES
         total += each * backend.sessions
     return math.ceil(total / _STEP) * _STEP
 

@@ -38,7 +38,9 @@ class Cores:
                 return
             folder = Path(os.environ["NEURON_DOUBLE_DIR"])
             visible = os.environ.get("NEURON_RT_VISIBLE_CORES", "")
-            cores = [int(core) for core in visible.split(",")] if visible else list(range(HOST_CORES))
+            cores = _numbers(visible) if visible else list(range(HOST_CORES))
+            if cores != list(range(cores[0], cores[-1] + 1)):
+                raise RuntimeError(f"NRT:nrt_init NEURON_RT_VISIBLE_CORES={visible}: cores must be contiguous and increasing")
             taken: list[Any] = []
             for core in cores:
                 file = open(folder / f"core-{core}.lock", "a")  # noqa: SIM115  # held for the life of the process
@@ -68,6 +70,12 @@ class Cores:
 
     def running(self, core: int) -> threading.Lock:
         return self._running[core]
+
+
+def _numbers(visible: str) -> list[int]:
+    """Of `m,n,p-q`."""
+    parts = [part.split("-") for part in visible.split(",")]
+    return [core for ends in parts for core in range(int(ends[0]), int(ends[-1]) + 1)]
 
 
 CORES = Cores()

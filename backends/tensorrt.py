@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed, words_of
 from backends.cuda_graphs import MOST_GRAPHS, recorded_rows, running
-from backends.digests import artifact_digest
 from backends.regular_file import absent
 
 _DATATYPES: Final = {
@@ -89,6 +88,8 @@ class _Profile:
 def _engine(trt: Any, runtime: Any, onnx: Path, engines: Path, profile: _Profile) -> Any:
     """The engine from its file; built, and kept if it can be, where there is none."""
     import torch
+
+    from backends.artifact_digests import artifact_digest
 
     gpu = torch.cuda.get_device_name().replace(" ", "-")
     digest = hashlib.sha256(f"{artifact_digest(onnx)} {profile} {gpu} {trt.__version__}".encode()).hexdigest()[:16]

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from backends.artifact_digests import artifact_digest
 from backends.artifacts import MODEL_FILES
-from backends.digests import artifact_digest
 from backends.source import is_source
 from gateway.config import Config, ModelSection
 from gateway.errors import ConfigError

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import backends
 import gateway
+from backends.artifact_digests import artifact_digest, file_digest
 from backends.base import BackendError
-from backends.digests import artifact_digest, file_digest
 from gateway.config import Build, Config, ModelSection, NeuronBuild
 from gateway.errors import ConfigError
 from gateway.process.interrupts import ctrl_c_is_kept

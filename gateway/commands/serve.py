@@ -4,10 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from backends.neuron import VISIBLE_CORES
 from gateway.commands.one_process import MakeMultiModel, run
-from gateway.config import Config
-from gateway.deploying.needs import neuron_cores_of
+from gateway.config import Config, Neuron
 from gateway.garbage import leave_out
 from gateway.process.announcement import announcer
 from gateway.process.console import Speech
@@ -42,6 +40,6 @@ def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMult
 
 def take_neuron_cores(config: Config) -> None:
     """A core for each session, where nobody has said which are ours: the runtime, told nothing, takes all of the machine."""
-    embedded = (backend for model in config.models for backend in model.backends if backend.placement == "embedded")
-    if count := sum(map(neuron_cores_of, embedded)):
-        os.environ.setdefault(VISIBLE_CORES, f"0-{count - 1}")
+    embedded = [backend for model in config.models for backend in model.backends if backend.placement == "embedded"]
+    if count := sum(backend.sessions for backend in embedded if isinstance(backend, Neuron)):
+        os.environ.setdefault("NEURON_RT_VISIBLE_CORES", f"0-{count - 1}")

@@ -1,4 +1,4 @@
-"""AWS Neuron: torch-neuronx on Inf2 and Trn1, the archived torch-neuron on Inf1.
+"""AWS Neuron: torch-neuronx on Inf2 and Trn1, and torch-neuron on Inf1, which AWS has ended before the Python that we need.
 
 A model is a directory that `gateway compile` made: manifest.json, and one TorchScript artifact for each rows × length, since an
 artifact has fixed shapes. All of them are loaded onto the session's core and run once when it opens. The batcher pads to them.
@@ -17,6 +17,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -33,10 +34,12 @@ from backends.base import (
     TensorSpec,
     example_inputs,
     narrowed,
+    words_of,
 )
 from backends.regular_file import file_bytes
 from backends.required import check_required
 
+INF1_ENDED: Final = "AWS's last torch-neuron is for Python 3.10 and PyTorch 1.13, and the gateway needs Python 3.11"
 VISIBLE_CORES: Final = "NEURON_RT_VISIBLE_CORES"
 MANIFEST: Final = "manifest.json"
 OPEN_REMEDY: Final = "only the second is padded to what was compiled: state the sizes of the others"
@@ -54,10 +57,8 @@ def library(target: str) -> ModuleType:
     try:
         module = import_module(name)
     except ImportError as exc:
-        raise LoadFailed(
-            f"{name} cannot be imported ({exc}): install it from AWS's Neuron repository; "
-            "PyPI's package of that name is a placeholder"
-        ) from exc
+        remedy = INF1_ENDED if target == "inf1" else "install it from AWS's Neuron repository"
+        raise LoadFailed(f"{name} cannot be imported ({exc}): {remedy}; PyPI's package of that name is a placeholder") from exc
     if not hasattr(module, "trace"):
         raise LoadFailed(f"{name} at {module.__file__} has no trace(): it is a placeholder, not AWS's package")
     return module
@@ -96,24 +97,49 @@ def visible_cores(value: str | None) -> tuple[int, ...]:
 def load(declared: ModelSpec, *, model: str) -> "NeuronModel":
     """model: a directory that `gateway compile` made."""
     folder = Path(model)
-    try:
-        manifest = json.loads(file_bytes(folder / MANIFEST))
-    except (OSError, ValueError) as exc:
-        raise LoadFailed(f"{model}: no compiled model here, `gateway compile` makes one: {exc}") from exc
-    module = library(manifest["target"])
-    if platform(module) != manifest["platform"]:
-        raise LoadFailed(f"{model}: compiled for {manifest['platform']}, but {module.__name__} is {platform(module)}")
+    made = _manifest(folder)
+    module = library(made.target)
+    if platform(module) != made.compiled.platform:
+        raise LoadFailed(f"{model}: compiled for {made.compiled.platform}, but {module.__name__} is {platform(module)}")
     cores = visible_cores(os.environ.get(VISIBLE_CORES))  # the runtime reads it too: it is how Ray hands cores out
     check_required(model, declared.inputs)
     check_padded(model, declared.inputs)
-    compiled = ModelSpec(manifest["platform"], _tensors(manifest["inputs"]), _tensors(manifest["outputs"]), 0)
-    inputs = narrowed(compiled.inputs, declared.inputs, f"{model}: input")
-    outputs = narrowed(compiled.outputs, declared.outputs, f"{model}: output")
-    row_sizes = tuple(sorted(size for size in manifest["row_sizes"] if size <= declared.max_rows))
+    inputs = narrowed(made.compiled.inputs, declared.inputs, f"{model}: input")
+    outputs = narrowed(made.compiled.outputs, declared.outputs, f"{model}: output")
+    row_sizes = tuple(size for size in made.compiled.row_sizes if size <= declared.max_rows)
     if not row_sizes:
-        raise LoadFailed(f"{model}: compiled for {manifest['row_sizes']} rows, but max_rows is {declared.max_rows}")
-    spec = ModelSpec(manifest["platform"], inputs, outputs, row_sizes[-1], row_sizes, reads_parameters=False)
-    return NeuronModel(spec, compiled, module, folder, manifest["artifacts"], tuple(manifest["lengths"]), cores)
+        raise LoadFailed(f"{model}: compiled for {list(made.compiled.row_sizes)} rows, but max_rows is {declared.max_rows}")
+    spec = ModelSpec(made.compiled.platform, inputs, outputs, row_sizes[-1], row_sizes, reads_parameters=False)
+    return NeuronModel(spec, made, module, folder, cores)
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """compiled: its tensors, as the programs take and give them by position, and its rows, ascending.
+
+    programs: by rows and length (0 where no input has one).
+    """
+
+    target: str
+    compiled: ModelSpec
+    programs: Mapping[tuple[int, int], Path]
+
+
+def _manifest(folder: Path) -> _Manifest:
+    """Raises: LoadFailed."""
+    try:
+        plain = json.loads(file_bytes(folder / MANIFEST))
+        rows, lengths = sorted(plain["row_sizes"]), plain["lengths"]
+        inputs, outputs = _tensors(plain["inputs"]), _tensors(plain["outputs"])
+        programs = {(r, n): folder / plain["artifacts"][f"{r}x{n}"] for r in rows for n in lengths}
+        made = _Manifest(plain["target"], ModelSpec(plain["platform"], inputs, outputs, rows[-1], tuple(rows)), programs)
+    except (OSError, ValueError) as exc:
+        raise LoadFailed(f"{folder}: no compiled model here, `gateway compile` makes one: {exc}") from exc
+    except (KeyError, TypeError, IndexError, AttributeError) as exc:
+        raise LoadFailed(f"{folder / MANIFEST}: damaged, `gateway compile` makes it anew: {words_of(exc)}") from exc
+    if missing := [path.name for path in programs.values() if not path.is_file()]:
+        raise LoadFailed(f"{folder}: {', '.join(missing)} is missing: copy the folder whole, or `gateway compile` it again")
+    return made
 
 
 def open_behind(tensor: TensorSpec) -> bool:
@@ -135,26 +161,13 @@ def _tensors(plain: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
 
 
 class NeuronModel:
-    """compiled: its tensors, as the programs take and give them by position."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        compiled: ModelSpec,
-        module: ModuleType,
-        folder: Path,
-        artifacts: Mapping[str, str],
-        lengths: tuple[int, ...],
-        cores: tuple[int, ...],
-    ) -> None:
+    def __init__(self, spec: ModelSpec, made: _Manifest, module: ModuleType, folder: Path, cores: tuple[int, ...]) -> None:
         self.spec = spec
         self.device = Device("neuron", cores[0])
-        self.memory_bytes = sum((folder / file).stat().st_size for file in artifacts.values())
-        self._compiled = compiled
+        self.memory_bytes = sum(path.stat().st_size for path in made.programs.values())
+        self._made = made
         self._module = module
         self._folder = folder
-        self._artifacts = artifacts
-        self._lengths = lengths
         self._cores = cores
 
     def open_session(self, index: int) -> "NeuronSession":
@@ -163,14 +176,13 @@ class NeuronModel:
         core = index % len(self._cores)
         programs: dict[tuple[int, int], Any] = {}
         try:
-            for rows in self.spec.row_sizes:
-                for length in self._lengths:
-                    path = self._folder / self._artifacts[f"{rows}x{length}"]
+            for (rows, length), path in self._made.programs.items():
+                if rows <= self.spec.max_rows:
                     with _placing:
                         program = torch.jit.load(str(path))  # type: ignore[no-untyped-call]  # untyped in torch 2.13
                         _set_neuron_cores(self._module)(program, start_nc=core, nc_count=1)
                     programs[rows, length] = program
-            session = NeuronSession(self.spec, self._compiled, programs)
+            session = NeuronSession(self.spec, self._made.compiled, programs)
             for rows, length in programs:
                 session.run(example_inputs(self.spec, rows, length), {})
         except (ExecutionFailed, SessionLost, RuntimeError, OSError) as exc:
@@ -187,7 +199,7 @@ def _set_neuron_cores(module: ModuleType) -> Any:
 
 
 class NeuronSession:
-    """programs: by rows and length (0 where no input has one). compiled: as for `NeuronModel`."""
+    """programs, compiled: as of `_Manifest`."""
 
     def __init__(self, spec: ModelSpec, compiled: ModelSpec, programs: dict[tuple[int, int], Any]) -> None:
         self._spec = spec

@@ -1,5 +1,6 @@
 """The entries of `backends`: what all kinds share, and the options of each."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -57,7 +58,7 @@ class Backend(Strict):
     on_loop: bool = True  # run batches shorter than their way to a thread where requests are read, if the kind only computes
 
     def together(self) -> Iterable[Iterator[Unfit]]:
-        return (self._canary_and_shadow(), self._no_resources(), self._no_replicas(), self._no_scaling())
+        return (self._canary_and_shadow(), self._no_resources(), self._no_replicas(), self._no_scaling(), self._gpu_not_shown())
 
     def _canary_and_shadow(self) -> Iterator[Unfit]:
         if self.canary_share and self.shadow_share:
@@ -79,6 +80,20 @@ class Backend(Strict):
         if scaling is not None and self.placement == "embedded" and (scaling.min_replicas != 1 or scaling.max_replicas != 1):
             found = "an embedded backend has no replicas"
             yield Unfit(found, expected=_IN_REPLICAS, remedy=_REPLICAS_REMEDY, at=("autoscaling",))
+
+    def _gpu_not_shown(self) -> Iterator[Unfit]:
+        given = math.ceil(self.resources.get("num_gpus", 0))
+        if self.placement == "replicas" and given and self.gpu is not None and self.gpu >= given:
+            found = f"Ray gives each replica {given} of `num_gpus`, which count from 0 in it"
+            yield Unfit(found, remedy="name the first, or raise num_gpus", at=("device",))
+
+    @property
+    def gpu(self) -> int | None:
+        """The number of the GPU that it computes on; None: on none."""
+        device = getattr(self, "device", "cpu")
+        if isinstance(device, int):
+            return device
+        return int(device.partition(":")[2] or 0) if device.startswith("cuda") else None
 
     @property
     def computes_here(self) -> bool:

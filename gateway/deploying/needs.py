@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.config import Backend, Config, Neuron, OnnxRuntime, TensorRt, Torch, Triton
+from gateway.config import Backend, Config, Neuron, OnnxRuntime, Torch, Triton
 from gateway.errors import ConfigError
 
 GIB: Final = 1 << 30
@@ -119,8 +119,4 @@ def _threads(backend: Backend) -> int:
 
 def _gpus(backend: Backend) -> int:
     """So many that the one it names is among them; several backends may share one."""
-    if isinstance(backend, TensorRt):
-        return backend.device + 1
-    if isinstance(backend, Torch | OnnxRuntime) and backend.device.startswith("cuda"):
-        return int(backend.device.partition(":")[2] or 0) + 1
-    return 0
+    return 0 if backend.gpu is None else backend.gpu + 1

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 import backends
 from backends.base import ExecutionFailed, LoadFailed, ModelSpec, SessionLost, TensorSpec
+from backends.check import checked
+from backends.mistakes import Wanted
 from backends.neuron import NeuronSession, visible_cores
 from gateway.config import NeuronBuild
 from tests.backends.contract import LINEAR, SPEC, expected
@@ -118,6 +121,26 @@ def test_sessions_are_placed_by_a_library_of_before_sdk_2_25(ragged: Path, monke
     assert placed == [1] * 4
 
 
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ("", "no compiled model here, `gateway compile` makes one"),
+        ("[]", r"manifest\.json: damaged, `gateway compile` makes it anew: TypeError"),
+        ('{"row_sizes": [1], "lengths": [0]}', r"manifest\.json: damaged, `gateway compile` makes it anew: KeyError: 'inputs'"),
+        (None, r"4x8\.pt is missing: copy the folder whole, or `gateway compile` it again"),
+    ],
+)
+def test_a_damaged_directory_is_told(ragged: Path, tmp_path: Path, manifest: str | None, message: str) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(ragged, copied)
+    if manifest is None:
+        (copied / "4x8.pt").unlink()
+    else:
+        (copied / "manifest.json").write_text(manifest)
+    with pytest.raises(LoadFailed, match=message):
+        backends.load("neuron", {"model": str(copied)}, RAGGED)
+
+
 def test_open_lengths_need_buckets(neuron_double: Path) -> None:
     how = {"source": f"{__file__}:summed", "options": {}, "row_sizes": (1,), "target": "inf2"}
     with pytest.raises(LoadFailed, match=r"ragged\.buckets"):
@@ -221,7 +244,8 @@ def test_a_placeholder_package_is_recognised(
     (tmp_path / "torch_neuron.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     how = {"source": LINEAR, "options": {}, "row_sizes": (1,), "target": "inf1"}
-    with pytest.raises(LoadFailed, match="placeholder"):
+    told = "AWS's last torch-neuron is for Python 3.10.*placeholder" if "raise" in code else "placeholder"
+    with pytest.raises(LoadFailed, match=told):
         backends.build("neuron", tmp_path / "x", SPEC, **how)
     sys.modules.pop("torch_neuron", None)
 
@@ -241,6 +265,13 @@ def test_inf1_goes_through_its_own_library(neuron_double: Path) -> None:
     assert sys.modules["torch_neuron"].traced == 1
     x = np.random.default_rng(0).random((2, 16), np.float32)
     np.testing.assert_allclose(model.open_session(0).run({"INPUT0": x}, {})["OUTPUT0"], expected(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_check_says_that_no_library_for_inf1_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.check._installed", lambda name: name != "torch_neuron")
+    for target, places in (("inf1", [("build", "target")]), ("inf2", [])):
+        wanted = Wanted("neuron", {"model": "m"}, here=False, thorough=False, build={"target": target}, inputs=())
+        assert [mistake.at for mistake in checked(wanted) if mistake.at != ("model",)] == places
 
 
 # From the AWS Neuron documentation, SDK 2.32: api-torch-neuronx-{trace, core-placement, async-lazy-load, data-parallel}.

@@ -180,7 +180,7 @@ class NeuronModel:
                 if rows <= self.spec.max_rows:
                     with _placing:
                         program = torch.jit.load(str(path))  # type: ignore[no-untyped-call]  # untyped in torch 2.13
-                        _set_neuron_cores(self._module)(program, start_nc=core, nc_count=1)
+                        set_neuron_cores(self._module)(program, start_nc=core, nc_count=1)
                     programs[rows, length] = program
             session = NeuronSession(self.spec, self._made.compiled, programs)
             for rows, length in programs:
@@ -193,7 +193,7 @@ class NeuronModel:
         pass
 
 
-def _set_neuron_cores(module: ModuleType) -> Any:
+def set_neuron_cores(module: ModuleType) -> Any:
     """The package's own; up to torch-neuronx of SDK 2.24, and in torch-neuron, `experimental` has it."""
     return getattr(module, "set_neuron_cores", None) or module.experimental.set_neuron_cores
 

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -311,3 +312,27 @@ def test_the_hardware_check_passes_on_the_double_and_says_so(tmp_path: Path) -> 
     ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "NOTE: this is a double of the library, not a device" in ended.stdout
+    assert ended.stdout.count("\nok ") == 4, ended.stdout
+    assert "\nskipped sessions run in parallel, each on its core: their answers are right, but" in ended.stdout
+
+
+def test_the_hardware_check_takes_no_other_fault_for_a_refusal(ragged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "neuron_hardware_check.py")))
+    arguments = SimpleNamespace(model="linear", target="inf2", folder=ragged)
+    for code, said in ((0, ""), (1, "disk full"), (check.REFUSED, "m: no compiled model here")):
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code, said, ""))  # noqa: B023
+        with pytest.raises(AssertionError, match="a second process"):
+            check.a_core_has_one_owner(arguments)
+    with pytest.raises(LoadFailed, match="no compiled model here"):
+        check.no_cores_refuses(ragged / "absent", RAGGED)
+
+
+def test_the_hardware_check_tells_sessions_that_share_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-1")
+    check = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "neuron_hardware_check.py")))
+    given = iter([(100.0, [np.ones(4)]), (195.0, [np.ones(4)] * 2)])
+    check.sessions_run_in_parallel.__globals__["run_at_once"] = lambda *_: next(given)
+    spec = ModelSpec("neuron", SPEC.inputs, SPEC.outputs, 4, (4,))
+    model = SimpleNamespace(spec=spec, open_session=lambda index: None)
+    with pytest.raises(AssertionError, match="they share a core"):
+        check.sessions_run_in_parallel(model, ())

@@ -41,5 +41,7 @@ def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMult
 def take_neuron_cores(config: Config) -> None:
     """A core for each session, where nobody has said which are ours: the runtime, told nothing, takes all of the machine."""
     embedded = [backend for model in config.models for backend in model.backends if backend.placement == "embedded"]
-    if count := sum(backend.sessions for backend in embedded if isinstance(backend, Neuron)):
-        os.environ.setdefault("NEURON_RT_VISIBLE_CORES", f"0-{count - 1}")
+    if any(isinstance(backend, Neuron) for backend in embedded):
+        from gateway.deploying.needs import neuron_cores_of  # which most processes do without
+
+        os.environ.setdefault("NEURON_RT_VISIBLE_CORES", f"0-{sum(map(neuron_cores_of, embedded)) - 1}")

@@ -25,7 +25,7 @@ from backends.digests import digest
 from backends.file_tensors import exported_tensors, onnx_tensors
 from backends.mistakes import Mistake, Place, Wanted
 from backends.near_file import near_file
-from backends.neuron import OPEN_REMEDY, open_behind
+from backends.neuron import INF1_ENDED, OPEN_REMEDY, open_behind
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
 from backends.onnx_file import ONE_NAME, OTHER_NAME, of_unknown_rank, with_rows
 from backends.regular_file import absent
@@ -165,6 +165,12 @@ def _quantised_at_load(wanted: Wanted) -> Iterator[Mistake]:
         yield Mistake(("precision",), "an artifact is not quantised when it is loaded", expected="fp32 or bf16", remedy=remedy)
 
 
+def _quantised_on_cpu(wanted: Wanted) -> Iterator[Mistake]:
+    if wanted.options["precision"] == "int8" and wanted.options["device"] != "cpu":
+        found = "PyTorch's dynamic quantisation is for the CPU"
+        yield Mistake(("precision",), found, expected="fp32 or bf16 on a GPU", remedy="set one of them, or device: cpu")
+
+
 def _torch_tensors(wanted: Wanted) -> Iterator[Mistake]:
     for key, tensors in wanted.tensors:
         yield from as_far_as_known(_unfit_for_torch(key, tensors))
@@ -234,6 +240,11 @@ def _neuron_shapes(wanted: Wanted) -> Iterator[Mistake]:
                 yield Mistake(("inputs", index, "shape"), found, remedy=OPEN_REMEDY, of_model=True)
 
 
+def _neuron_target(wanted: Wanted) -> Iterator[Mistake]:
+    if wanted.build is not None and wanted.build["target"] == "inf1" and not _installed("torch_neuron"):
+        yield Mistake(("build", "target"), INF1_ENDED, expected="inf2 or trn1", remedy="choose an instance of these")
+
+
 def _neuron_device(wanted: Wanted) -> Iterator[Mistake]:
     if wanted.here and not list(Path("/dev").glob("neuron*")):
         remedy = "use another kind, or place it where one is: placement: replicas, resources: {neuron_cores: 1}"
@@ -278,12 +289,12 @@ def _gpu(wanted: Wanted) -> Iterator[Mistake]:
 # Each is a check for itself: what one cannot know keeps no other from its finding.
 _CHECKS: Final[dict[str, tuple[Callable[[Wanted], Iterator[Mistake]], ...]]] = {
     "synthetic": (_synthetic,),
-    "torch": (_gpu, _torch, _quantised_at_load, _torch_tensors),
+    "torch": (_gpu, _graphs_on_cpu, _torch, _quantised_at_load, _quantised_on_cpu, _torch_tensors),
     "onnxruntime": (_gpu, _graphs_on_cpu, _onnxruntime_cuda, _onnx, _required, _built_names),
     "python": (python_code,),
     "triton": (_triton,),
     "tensorrt": (_gpu, _onnx, _required, _built_names),
-    "neuron": (_neuron_folder, _neuron_device, _neuron_shapes, _required),
+    "neuron": (_neuron_folder, _neuron_target, _neuron_device, _neuron_shapes, _required),
 }
 
 

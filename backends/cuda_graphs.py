@@ -17,6 +17,9 @@ MOST_GRAPHS: Final = 128
 _PATIENCE_S: Final = 2.0  # of who would record
 _PAUSE_S: Final = 30.0
 
+capturing: Final = threading.Lock()
+"""Around a recording by PyTorch, which waits for all of the device first: that would spoil another thread's."""
+
 _thread: Final = threading.local()  # runs: whether it is within `running`
 _changed: Final = threading.Condition()
 _at_work = 0  # threads within `running`; -1: one is within `recording`

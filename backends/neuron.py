@@ -1,11 +1,11 @@
-"""AWS Neuron: torch-neuronx on Inf2 and Trn1, the archived torch-neuron on Inf1.
+"""AWS Neuron: torch-neuronx on Inf2 and Trn1, and torch-neuron on Inf1, which AWS has ended before the Python that we need.
 
 A model is a directory that `gateway compile` made: manifest.json, and one TorchScript artifact for each rows × length, since an
 artifact has fixed shapes. All of them are loaded onto the session's core and run once when it opens. The batcher pads to them.
 
 Cores: a NeuronCore has one owner, and a process that is told nothing takes all of them. So this backend refuses to load
-unless NEURON_RT_VISIBLE_CORES names its cores, as Ray sets it for `resources: {neuron_cores: 1}`. Session i runs on core i
-modulo their number, counted from 0 within the process.
+unless NEURON_RT_VISIBLE_CORES names its cores, as Ray sets it for `resources: {neuron_cores: 1}`, and `gateway serve` without
+Ray for each session. Session i runs on core i modulo their number, counted from 0 within the process.
 
 PyPI's packages torch-neuronx, torch-neuron and neuronx-cc of version 1.0 are placeholders that raise ImportError; the real ones
 come from AWS's Neuron repository. Written against torch-neuronx 2.9 (SDK 2.31) and checked against a double of it, not on a
@@ -14,8 +14,10 @@ device: scripts/neuron_hardware_check.py does that.
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -32,15 +34,19 @@ from backends.base import (
     TensorSpec,
     example_inputs,
     narrowed,
+    words_of,
 )
 from backends.regular_file import file_bytes
 from backends.required import check_required
 
+INF1_ENDED: Final = "AWS's last torch-neuron is for Python 3.10 and PyTorch 1.13, and the gateway needs Python 3.11"
 VISIBLE_CORES: Final = "NEURON_RT_VISIBLE_CORES"
 MANIFEST: Final = "manifest.json"
 OPEN_REMEDY: Final = "only the second is padded to what was compiled: state the sizes of the others"
-# In messages of the runtime when the device, not the input, is at fault. Source: Neuron runtime return codes.
-_RUNTIME_FAULTS: Final = ("nrt_", "NRT_", "NEURON_RT", "NEURONDEVICE", "nrt status")
+# As in `Failed to execute the model status=1003 message=Numerical Error`. Source of the codes: Neuron's nrt_status.h.
+_STATUS: Final = re.compile(r"\bstatus=(\d+)")
+_OF_THE_INPUT: Final = {1002: "NRT_EXEC_BAD_INPUT", 1003: "NRT_EXEC_COMPLETED_WITH_NUM_ERR", 1006: "NRT_EXEC_OOB"}
+_OF_THE_RUNTIME: Final = ("nrt_", "NRT_", "NRT:", "NEURON_RT", "NEURONDEVICE", "nrt status")  # where there is no code
 
 _placing = threading.Lock()  # "placement is not thread-safe": Neuron core placement guide
 
@@ -51,10 +57,8 @@ def library(target: str) -> ModuleType:
     try:
         module = import_module(name)
     except ImportError as exc:
-        raise LoadFailed(
-            f"{name} cannot be imported ({exc}): install it from AWS's Neuron repository; "
-            "PyPI's package of that name is a placeholder"
-        ) from exc
+        remedy = INF1_ENDED if target == "inf1" else "install it from AWS's Neuron repository"
+        raise LoadFailed(f"{name} cannot be imported ({exc}): {remedy}; PyPI's package of that name is a placeholder") from exc
     if not hasattr(module, "trace"):
         raise LoadFailed(f"{name} at {module.__file__} has no trace(): it is a placeholder, not AWS's package")
     return module
@@ -66,18 +70,26 @@ def platform(module: ModuleType) -> str:
 
 
 def visible_cores(value: str | None) -> tuple[int, ...]:
-    """The cores of NEURON_RT_VISIBLE_CORES: "3", "0,1", "0-3", or of both kinds. Raises: LoadFailed, if there are none."""
-    cores: list[int] = []
-    try:
-        for part in filter(None, (part.strip() for part in (value or "").split(","))):
-            first, _, last = part.partition("-")
-            cores.extend(range(int(first), int(last or first) + 1))
-    except ValueError as exc:
-        raise LoadFailed(f"{VISIBLE_CORES}={value!r}: expected core numbers such as 0,1 or 0-3") from exc
-    if not cores:
+    """The cores of NEURON_RT_VISIBLE_CORES: "3", "0,1", "0-3", or of both kinds, each the next of the one before.
+
+    Raises: LoadFailed, if there are none, or others, which the runtime refuses. Source: Neuron's nrt-developer-guide.
+    """
+    if not (value or "").strip():
         raise LoadFailed(
             f"no NeuronCore was given to this process ({VISIBLE_CORES} is {'unset' if value is None else 'empty'}): set "
             "`placement: replicas` and `resources: {neuron_cores: 1}`, or the variable where there is no Ray"
+        )
+    cores: list[int] = []
+    try:
+        for part in str(value).split(","):
+            first, _, last = part.strip().partition("-")
+            cores.extend(range(int(first), int(last or first) + 1))
+    except ValueError as exc:
+        raise LoadFailed(f"{VISIBLE_CORES}={value!r}: expected core numbers such as 0,1 or 0-3") from exc
+    if not cores or cores != list(range(cores[0], cores[-1] + 1)):
+        raise LoadFailed(
+            f"{VISIBLE_CORES}={value!r}: expected consecutive, increasing core numbers such as 0,1 or 0-3: the runtime takes "
+            "no others; set `resources: {neuron_cores: 1}`, so that each replica gets one"
         )
     return tuple(cores)
 
@@ -85,24 +97,49 @@ def visible_cores(value: str | None) -> tuple[int, ...]:
 def load(declared: ModelSpec, *, model: str) -> "NeuronModel":
     """model: a directory that `gateway compile` made."""
     folder = Path(model)
-    try:
-        manifest = json.loads(file_bytes(folder / MANIFEST))
-    except (OSError, ValueError) as exc:
-        raise LoadFailed(f"{model}: no compiled model here, `gateway compile` makes one: {exc}") from exc
-    module = library(manifest["target"])
-    if platform(module) != manifest["platform"]:
-        raise LoadFailed(f"{model}: compiled for {manifest['platform']}, but {module.__name__} is {platform(module)}")
+    made = _manifest(folder)
+    module = library(made.target)
+    if platform(module) != made.compiled.platform:
+        raise LoadFailed(f"{model}: compiled for {made.compiled.platform}, but {module.__name__} is {platform(module)}")
     cores = visible_cores(os.environ.get(VISIBLE_CORES))  # the runtime reads it too: it is how Ray hands cores out
     check_required(model, declared.inputs)
     check_padded(model, declared.inputs)
-    compiled = ModelSpec(manifest["platform"], _tensors(manifest["inputs"]), _tensors(manifest["outputs"]), 0)
-    inputs = narrowed(compiled.inputs, declared.inputs, f"{model}: input")
-    outputs = narrowed(compiled.outputs, declared.outputs, f"{model}: output")
-    row_sizes = tuple(size for size in manifest["row_sizes"] if size <= declared.max_rows)
+    inputs = narrowed(made.compiled.inputs, declared.inputs, f"{model}: input")
+    outputs = narrowed(made.compiled.outputs, declared.outputs, f"{model}: output")
+    row_sizes = tuple(size for size in made.compiled.row_sizes if size <= declared.max_rows)
     if not row_sizes:
-        raise LoadFailed(f"{model}: compiled for {manifest['row_sizes']} rows, but max_rows is {declared.max_rows}")
-    spec = ModelSpec(manifest["platform"], inputs, outputs, row_sizes[-1], row_sizes, reads_parameters=False)
-    return NeuronModel(spec, compiled, module, folder, manifest["artifacts"], tuple(manifest["lengths"]), cores)
+        raise LoadFailed(f"{model}: compiled for {list(made.compiled.row_sizes)} rows, but max_rows is {declared.max_rows}")
+    spec = ModelSpec(made.compiled.platform, inputs, outputs, row_sizes[-1], row_sizes, reads_parameters=False)
+    return NeuronModel(spec, made, module, folder, cores)
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """compiled: its tensors, as the programs take and give them by position, and its rows, ascending.
+
+    programs: by rows and length (0 where no input has one).
+    """
+
+    target: str
+    compiled: ModelSpec
+    programs: Mapping[tuple[int, int], Path]
+
+
+def _manifest(folder: Path) -> _Manifest:
+    """Raises: LoadFailed."""
+    try:
+        plain = json.loads(file_bytes(folder / MANIFEST))
+        rows, lengths = sorted(plain["row_sizes"]), plain["lengths"]
+        inputs, outputs = _tensors(plain["inputs"]), _tensors(plain["outputs"])
+        programs = {(r, n): folder / plain["artifacts"][f"{r}x{n}"] for r in rows for n in lengths}
+        made = _Manifest(plain["target"], ModelSpec(plain["platform"], inputs, outputs, rows[-1], tuple(rows)), programs)
+    except (OSError, ValueError) as exc:
+        raise LoadFailed(f"{folder}: no compiled model here, `gateway compile` makes one: {exc}") from exc
+    except (KeyError, TypeError, IndexError, AttributeError) as exc:
+        raise LoadFailed(f"{folder / MANIFEST}: damaged, `gateway compile` makes it anew: {words_of(exc)}") from exc
+    if missing := [path.name for path in programs.values() if not path.is_file()]:
+        raise LoadFailed(f"{folder}: {', '.join(missing)} is missing: copy the folder whole, or `gateway compile` it again")
+    return made
 
 
 def open_behind(tensor: TensorSpec) -> bool:
@@ -124,26 +161,13 @@ def _tensors(plain: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
 
 
 class NeuronModel:
-    """compiled: its tensors, as the programs take and give them by position."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        compiled: ModelSpec,
-        module: ModuleType,
-        folder: Path,
-        artifacts: Mapping[str, str],
-        lengths: tuple[int, ...],
-        cores: tuple[int, ...],
-    ) -> None:
+    def __init__(self, spec: ModelSpec, made: _Manifest, module: ModuleType, folder: Path, cores: tuple[int, ...]) -> None:
         self.spec = spec
         self.device = Device("neuron", cores[0])
-        self.memory_bytes = sum((folder / file).stat().st_size for file in artifacts.values())
-        self._compiled = compiled
+        self.memory_bytes = sum(path.stat().st_size for path in made.programs.values())
+        self._made = made
         self._module = module
         self._folder = folder
-        self._artifacts = artifacts
-        self._lengths = lengths
         self._cores = cores
 
     def open_session(self, index: int) -> "NeuronSession":
@@ -152,14 +176,13 @@ class NeuronModel:
         core = index % len(self._cores)
         programs: dict[tuple[int, int], Any] = {}
         try:
-            for rows in self.spec.row_sizes:
-                for length in self._lengths:
-                    path = self._folder / self._artifacts[f"{rows}x{length}"]
+            for (rows, length), path in self._made.programs.items():
+                if rows <= self.spec.max_rows:
                     with _placing:
                         program = torch.jit.load(str(path))  # type: ignore[no-untyped-call]  # untyped in torch 2.13
-                        self._module.experimental.set_neuron_cores(program, start_nc=core, nc_count=1)
+                        set_neuron_cores(self._module)(program, start_nc=core, nc_count=1)
                     programs[rows, length] = program
-            session = NeuronSession(self.spec, self._compiled, programs)
+            session = NeuronSession(self.spec, self._made.compiled, programs)
             for rows, length in programs:
                 session.run(example_inputs(self.spec, rows, length), {})
         except (ExecutionFailed, SessionLost, RuntimeError, OSError) as exc:
@@ -170,8 +193,13 @@ class NeuronModel:
         pass
 
 
+def set_neuron_cores(module: ModuleType) -> Any:
+    """The package's own; up to torch-neuronx of SDK 2.24, and in torch-neuron, `experimental` has it."""
+    return getattr(module, "set_neuron_cores", None) or module.experimental.set_neuron_cores
+
+
 class NeuronSession:
-    """programs: by rows and length (0 where no input has one). compiled: as for `NeuronModel`."""
+    """programs, compiled: as of `_Manifest`."""
 
     def __init__(self, spec: ModelSpec, compiled: ModelSpec, programs: dict[tuple[int, int], Any]) -> None:
         self._spec = spec
@@ -200,9 +228,17 @@ class NeuronSession:
             raise
         except Exception as exc:
             message = f"{type(exc).__name__}: {exc}"
-            lost = any(fault in message for fault in _RUNTIME_FAULTS)
-            raise (SessionLost if lost else ExecutionFailed)(message) from exc
+            raise (SessionLost if _lost(message) else ExecutionFailed)(message) from exc
         return {tensor.name: to_array(by_name[tensor.name]) for tensor in self._spec.outputs}
 
     def close(self) -> None:
         self._programs = {}  # the runtime unloads an artifact when its last reference goes
+
+
+def _lost(message: str) -> bool:
+    """Whether the runtime says that the device, not the input, is at fault."""
+    if (status := _STATUS.search(message)) is not None:
+        return int(status[1]) not in _OF_THE_INPUT
+    if any(name in message for name in _OF_THE_INPUT.values()):
+        return False
+    return any(word in message for word in _OF_THE_RUNTIME)

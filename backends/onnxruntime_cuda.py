@@ -3,16 +3,19 @@
 Source: ONNX Runtime's documentation of its CUDA execution provider (`enable_cuda_graph`, the run option `gpu_graph_id`).
 """
 
+import logging
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from backends.base import Tensors
+from backends.base import Tensors, words_of
 from backends.cuda_graphs import MOST_GRAPHS, recording, running
 
 _UNRECORDED: Final = -1
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class GraphRuns:
         self._session = session
         self._names = names
         self._device = device
-        self._graphs: dict[Hashable, _BoundGraph] = {}
+        self._graphs: dict[Hashable, _BoundGraph | None] = {}  # by shapes; None: they could not be recorded
         self._unrecorded = _options(_UNRECORDED)
 
     def run(self, feeds: Tensors) -> list[np.ndarray]:
@@ -58,18 +61,27 @@ class GraphRuns:
         if graph is None:
             with running():
                 results: list[np.ndarray] = self._session.run(self._names, feeds, self._unrecorded)
-            if len(self._graphs) < MOST_GRAPHS:
+            if shapes not in self._graphs and len(self._graphs) < MOST_GRAPHS:
                 with recording() as alone:
                     if alone:
-                        graph = self._bind(feeds, results)
-                        self._session.run_with_iobinding(graph.binding, graph.options)
-                        self._graphs[shapes] = graph
+                        self._graphs[shapes] = self._recorded(feeds, results)
             return results
         with running():
             for name, array in feeds.items():
                 graph.inputs[name].update_inplace(np.ascontiguousarray(array))
             self._session.run_with_iobinding(graph.binding, graph.options)
             return [value.numpy() for value in graph.outputs]
+
+    def _recorded(self, feeds: Tensors, results: list[np.ndarray]) -> _BoundGraph | None:
+        """None, and a warning, if it fails: the batch has its answer, and the next run tells whether the device is lost."""
+        try:
+            graph = self._bind(feeds, results)
+            self._session.run_with_iobinding(graph.binding, graph.options)
+            return graph
+        except Exception as exc:
+            shapes = {name: list(array.shape) for name, array in feeds.items()}
+            log.warning("batches of %s stay unrecorded, and are slower: %s", shapes, words_of(exc))
+            return None
 
     def _bind(self, feeds: Tensors, results: list[np.ndarray]) -> _BoundGraph:
         from onnxruntime import OrtValue

@@ -1,13 +1,15 @@
 """TensorRT in this process: an engine built from an ONNX file for the GPU it runs on.
 
-The engine is built at the first load and kept on disk, under a name made of the ONNX file's bytes, the profile, the GPU and the
-TensorRT version; building can take minutes. Where nothing can be written, each load builds it. Precision is the ONNX file's own
-(networks are strongly typed): export it as fp16.
+The engine is built at the first load and kept on disk, under a name made of the bytes of the ONNX file and of the weights that
+it keeps beside it, the profile, the GPU and the TensorRT version; building can take minutes. Where nothing can be written, each
+load builds it. Precision is the ONNX file's own (networks are strongly typed): export it as fp16.
 
-Each session has an execution context, a CUDA stream, and device tensors of its own. With `cuda_graphs` it records one launch
-per batch shape and replays it.
+Each session has a CUDA stream, device tensors, and memory for activations of its own. With `cuda_graphs` it records one launch
+per batch shape and replays it. A recording belongs to the state of its execution context, which another shape changes: so each
+has a context of its own, and all of a session share that memory, since they run one after the other. Source: NVIDIA's guide
+"Working with Dynamic Shapes", NVIDIA/TensorRT#3798.
 
-Written against TensorRT 10 and 11. Not yet run by this project: the library was not at hand (2026-11).
+Written against TensorRT 10.1 and 11. Not yet run by this project: the library was not at hand (2026-11).
 """
 
 import hashlib
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed, words_of
-from backends.cuda_graphs import MOST_GRAPHS, recorded_rows, running
+from backends.cuda_graphs import MOST_GRAPHS, capturing, recorded_rows, running
 from backends.regular_file import absent
 
 _DATATYPES: Final = {
@@ -46,7 +48,7 @@ def load(
 ) -> "TensorRtModel":
     """model: an .onnx file. engines: where built engines are kept; None: in `engines` beside it.
 
-    longest: the greatest open length of the profile.
+    longest: the greatest open length of the profile, the first dimension's too where max_rows is 0.
     """
     if not Path(model).is_file():
         raise LoadFailed(f"{model}: {absent(model)}")
@@ -78,7 +80,7 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class _Profile:
-    """What an engine is built for: up to so many rows, and open lengths up to `longest`."""
+    """What an engine is built for: up to so many rows (0: it has none), and open lengths up to `longest`."""
 
     max_rows: int
     longest: int
@@ -89,9 +91,10 @@ def _engine(trt: Any, runtime: Any, onnx: Path, engines: Path, profile: _Profile
     """The engine from its file; built, and kept if it can be, where there is none."""
     import torch
 
+    from backends.artifact_digests import artifact_digest
+
     gpu = torch.cuda.get_device_name().replace(" ", "-")
-    made_of = f"{profile} {gpu} {trt.__version__}".encode()
-    digest = hashlib.sha256(onnx.read_bytes() + made_of).hexdigest()[:16]
+    digest = hashlib.sha256(f"{artifact_digest(onnx)} {profile} {gpu} {trt.__version__}".encode()).hexdigest()[:16]
     path = engines / f"{onnx.stem}-{gpu}-trt{trt.__version__}-{digest}.plan"
     if path.is_file():
         plan: Any = path.read_bytes()
@@ -127,14 +130,15 @@ def _built(trt: Any, logger: Any, onnx: Path, built_for: _Profile) -> Any:
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, built_for.workspace_mb << 20)
     profile = builder.create_optimization_profile()
-    rows, length = max(built_for.max_rows, 1), built_for.longest
+    rows, length = built_for.max_rows, built_for.longest
     for i in range(network.num_inputs):
         tensor = network.get_input(i)
         sizes = tuple(tensor.shape)
         if -1 in sizes:
             # Tuned for half the rows at a quarter of the length: batches are seldom full, and lengths have a long tail.
-            usual = _sized(sizes, max(rows // 2, 1), max(length // 4, 1))
-            profile.set_shape(tensor.name, _sized(sizes, 1, 1), usual, _sized(sizes, rows, length))
+            usual_length = max(length // 4, 1)
+            usual = _sized(sizes, max(rows // 2, 1) if rows else usual_length, usual_length)
+            profile.set_shape(tensor.name, _sized(sizes, 1, 1), usual, _sized(sizes, rows or length, length))
     config.add_optimization_profile(profile)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
@@ -162,7 +166,7 @@ class TensorRtModel:
     def __init__(self, spec: ModelSpec, engine: Any, runtime: Any, device: int, cuda_graphs: bool) -> None:
         self.spec = spec
         self.device = Device("cuda", device)
-        self.memory_bytes = int(engine.device_memory_size_v2) if hasattr(engine, "device_memory_size_v2") else 0
+        self.memory_bytes = int(engine.device_memory_size_v2)
         self._engine = engine
         self._runtime = runtime  # must outlive its engines
         self._cuda_graphs = cuda_graphs
@@ -170,11 +174,11 @@ class TensorRtModel:
     def open_session(self, index: int) -> "TensorRtSession":
         import torch
 
-        with running(), torch.cuda.device(self.device.index):
-            context = self._engine.create_execution_context()
-        if context is None:
-            raise LoadFailed(f"session {index}: no execution context, the GPU's memory is full")
-        return TensorRtSession(self.spec, context, self.device.index, self._cuda_graphs)
+        try:
+            with running(), torch.cuda.device(self.device.index):
+                return TensorRtSession(self.spec, self._engine, self.device.index, self._cuda_graphs)
+        except (SessionLost, torch.OutOfMemoryError) as exc:
+            raise LoadFailed(f"session {index}: no execution context, the GPU's memory is full") from exc
 
     def close(self) -> None:
         self._engine = None
@@ -182,23 +186,30 @@ class TensorRtModel:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """Device tensors for one set of input shapes, and the recorded launch on them, if there is one."""
+    """Device tensors for one set of input shapes, and the recorded launch on them, if there is one.
 
+    context: set to these shapes and tensors for as long as it is recorded.
+    """
+
+    context: Any
     inputs: dict[str, Any]
     outputs: dict[str, Any]
     graph: Any
 
 
 class TensorRtSession:
-    def __init__(self, spec: ModelSpec, context: Any, device: int, cuda_graphs: bool) -> None:
+    def __init__(self, spec: ModelSpec, engine: Any, device: int, cuda_graphs: bool) -> None:
+        """Raises: SessionLost, torch.OutOfMemoryError."""
         import torch
 
         self._spec = spec
-        self._context = context
+        self._engine = engine
         self._device = device
         self._cuda_graphs = cuda_graphs
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped in torch 2.13
         self._bound: dict[tuple[Any, ...], _Bound] = {}
+        self._memory: Any = torch.empty(engine.device_memory_size_v2, dtype=torch.uint8, device=torch.device("cuda", device))
+        self._context = self._new_context()  # of what is not recorded
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         import torch
@@ -229,8 +240,9 @@ class TensorRtSession:
 
     def close(self) -> None:
         with running():
-            self._context = None
+            self._context = self._engine = None
             self._bound.clear()
+            self._memory = None
 
     def _bind(self, sources: dict[str, Any]) -> _Bound:
         """The tensors for these shapes: those of the last time, or new ones."""
@@ -243,37 +255,51 @@ class TensorRtSession:
                 self._point(bound)
             return bound
         device = torch.device("cuda", self._device)
+        records = self._cuda_graphs and len(self._bound) < MOST_GRAPHS
+        context = self._new_context() if records else self._context
         for name, source in sources.items():
-            if not self._context.set_input_shape(name, tuple(source.shape)):
+            if not context.set_input_shape(name, tuple(source.shape)):
                 raise ExecutionFailed(f"input {name!r}: shape {list(source.shape)} is outside the engine's profile")
-        given = {name: torch.empty(source.shape, dtype=source.dtype, device=device) for name, source in sources.items()}
+        # Of this batch: what is not written yet may be no index that the model takes.
+        given = {name: source.to(device, copy=True) for name, source in sources.items()}
         results = {}
         for tensor in self._spec.outputs:
-            shape = tuple(self._context.get_tensor_shape(tensor.name))
+            shape = tuple(context.get_tensor_shape(tensor.name))
             if -1 in shape:
                 raise ExecutionFailed(f"output {tensor.name!r}: its shape {list(shape)} depends on values of the input")
             results[tensor.name] = torch.empty(shape, dtype=_torch_dtype(tensor.datatype), device=device)
-        bound = _Bound(given, results, None)
+        bound = _Bound(context, given, results, None)
         self._point(bound)
-        if self._cuda_graphs and len(self._bound) < MOST_GRAPHS:
-            self._execute(bound)  # TensorRT allocates at the first run of a shape, which cannot be recorded
-            self._stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                self._execute(bound)
-            bound = _Bound(given, results, graph)
+        if records:
+            with capturing:
+                self._execute(bound)  # TensorRT allocates at the first run of a shape, which cannot be recorded
+                self._stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                    self._execute(bound)
+            bound = _Bound(context, given, results, graph)
         if len(self._bound) < MOST_GRAPHS:
             self._bound[key] = bound
         return bound
 
+    def _new_context(self) -> Any:
+        """On the memory that all of this session share. Raises: SessionLost."""
+        from tensorrt import ExecutionContextAllocationStrategy
+
+        context = self._engine.create_execution_context(ExecutionContextAllocationStrategy.USER_MANAGED)
+        if context is None:
+            raise SessionLost("TensorRT gives no execution context; its log says why")
+        context.set_device_memory(self._memory.data_ptr(), self._memory.numel())
+        return context
+
     def _point(self, bound: _Bound) -> None:
         for name, tensor in bound.inputs.items():
-            self._context.set_input_shape(name, tuple(tensor.shape))
+            bound.context.set_input_shape(name, tuple(tensor.shape))
         for name, tensor in (bound.inputs | bound.outputs).items():
-            self._context.set_tensor_address(name, tensor.data_ptr())
+            bound.context.set_tensor_address(name, tensor.data_ptr())
 
     def _execute(self, bound: _Bound) -> None:
-        if not self._context.execute_async_v3(self._stream.cuda_stream):
+        if not bound.context.execute_async_v3(self._stream.cuda_stream):
             raise ExecutionFailed("TensorRT could not enqueue the batch; its log says why")
 
 

@@ -91,6 +91,10 @@ def load(
             f"{model}: output_indices: has {len(output_indices)}, of {len(declared.outputs)} outputs: write one for each, in "
             "their order"
         )
+    if cuda_graphs and device == "cpu":
+        raise LoadFailed("cuda_graphs: expected false where device is 'cpu'")
+    if precision == "int8" and device != "cpu":
+        raise LoadFailed(f"precision int8: PyTorch's dynamic quantisation is for the CPU, and device is {device!r}")
     target = torch.device(device)
     if target.type == "cuda" and not torch.cuda.is_available():
         raise LoadFailed(f"device {device!r}: PyTorch {torch.__version__} sees no CUDA device")

@@ -6,7 +6,6 @@ Run on an H200 with torch 2.11 (2026-11): docs/backends.md.
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,12 +13,10 @@ from typing import Any, Final
 import torch
 
 from backends.base import BackendError, ExecutionFailed, ModelSpec, SessionLost, Tensors
-from backends.cuda_graphs import MOST_GRAPHS, running
+from backends.cuda_graphs import MOST_GRAPHS, capturing, running
 from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
 _WARM_RUNS: Final = 2  # before a capture: lazy initialisation (cuBLAS handles, autotuning) must not be recorded
-
-_capturing = threading.Lock()  # one capture at a time in a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,7 @@ class CudaSession:
 
     def _recorded(self, call: Callable[..., Any], staged: list[torch.Tensor | None]) -> _TorchGraph:
         arguments = [None if tensor is None else tensor.to(self._device) for tensor in staged]
-        with _capturing:
+        with capturing:
             for _ in range(_WARM_RUNS):
                 call(*arguments)
             self._stream.synchronize()

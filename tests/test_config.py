@@ -121,6 +121,17 @@ def test_the_least_configuration_has_defaults_for_the_rest() -> None:
             "x.yaml: models[0].backends[0].output_indices: [1]: what is built has the outputs as they are listed; list "
             "`outputs` in the order of the module's results, and remove this",
         ),
+        (
+            "models: [{name: a, backends: [{kind: torch, model: m.pt, device: 'cuda:1', placement: replicas, resources: "
+            "{num_gpus: 1}}]}]",
+            "x.yaml: models[0].backends[0].device: 'cuda:1': Ray gives each replica 1 of `num_gpus`, which count from 0 in it; "
+            "name the first, or raise num_gpus",
+        ),
+        (
+            "models: [{name: a, backends: [{kind: neuron, model: m, isolation: process}]}]",
+            "x.yaml: models[0].backends[0].isolation: 'process': a NeuronCore has one owner, and each session's process would "
+            "take those of all, expected thread; `placement: replicas` gives each its own",
+        ),
         (  # and nothing is concluded from what is at fault
             f"models: [{{name: a, inputs: [{tensor('x', 'any')}], ragged: {{pad: {{x: 0}}}}, {BACKEND}}}]",
             "x.yaml: models[0].inputs[0].shape[0]: 'any': expected a whole number from -1 to 2147483647",

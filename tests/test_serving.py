@@ -1,9 +1,12 @@
 """Whether `gateway serve` takes Ray, one process, or several without Ray, and how many."""
 
+import os
 from typing import Any
 
 import pytest
 
+from backends.neuron import VISIBLE_CORES
+from gateway.commands.serve import take_neuron_cores
 from gateway.config import Config, parse_config
 from gateway.configuring.ingresses import decided, side_by_side
 from gateway.configuring.need_of_ray import need_of_ray, uses_ray
@@ -65,3 +68,17 @@ def test_several_processes_need_no_ray_where_all_models_are_elsewhere() -> None:
     for other in (config(server=several), config(ELSEWHERE, server=several | {"model_control": True})):
         assert not side_by_side(other)
         assert uses_ray(other, asked=False, refused=False)
+
+
+def test_a_process_without_ray_takes_a_neuron_core_for_each_session_unless_it_was_given_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(VISIBLE_CORES, "4,5")
+    neuron = {"kind": "neuron", "model": "m", "sessions": 2}
+    take_neuron_cores(config(neuron))
+    assert os.environ[VISIBLE_CORES] == "4,5"
+    for backend, cores in (({}, None), ({**neuron, "placement": "replicas"}, None), (neuron, "0-1")):
+        monkeypatch.delenv(VISIBLE_CORES)
+        take_neuron_cores(config(backend))
+        assert os.environ.get(VISIBLE_CORES) == cores
+        monkeypatch.setenv(VISIBLE_CORES, "0")

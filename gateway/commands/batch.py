@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import hashlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO, cast
 
 import uvloop
@@ -11,8 +12,9 @@ from rich.console import Console
 from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from backends.artifact_digests import artifact_digest
 from backends.artifacts import MODEL_FILES
-from backends.digests import digest
+from backends.source import is_source
 from gateway.config import Config, ModelSection
 from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
@@ -138,8 +140,9 @@ def _digest(config: Config) -> str:
         for name in (getattr(backend, "model", None), *options.values()):
             # Of other files that an option names, the model may write some.
             if isinstance(name, str) and (name == getattr(backend, "model", None) or name.endswith(MODEL_FILES)):
-                with contextlib.suppress(OSError):  # a module that is installed, another server
-                    whole.update(digest(name).encode())
+                path = Path(name.rpartition(":")[0] if is_source(name) else name)  # none: a module that is installed, a server
+                with contextlib.suppress(OSError):
+                    whole.update(artifact_digest(path).encode())
     return whole.hexdigest()
 
 

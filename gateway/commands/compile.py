@@ -5,7 +5,6 @@ second run only compares. A file without such a record is the user's own and is 
 """
 
 import contextlib
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 import backends
 import gateway
+from backends.artifact_digests import artifact_digest, file_digest
 from backends.base import BackendError
 from gateway.config import Build, Config, ModelSection, NeuronBuild
 from gateway.errors import ConfigError
@@ -68,7 +68,7 @@ def _compiled(model: ModelSection, backend: Any, build: Build | NeuronBuild) -> 
         record_path.write_text("", encoding="utf-8")  # of whatever comes to be there from now on, until it is whole
         with ctrl_c_is_kept():
             line = backends.build(backend.kind, artifact, model.declared(), lengths=lengths, **build.model_dump())
-        record |= {"modules": _modules(build.source), "artifact": _sha256_of_artifact(artifact)}
+        record |= {"modules": _modules(build.source), "artifact": artifact_digest(artifact)}
         record_path.write_text(json.dumps(record, indent=1), encoding="utf-8")
     except BackendError as exc:
         raise ConfigError(f"{model.name}: {backend.label}: {exc}") from exc
@@ -84,11 +84,11 @@ def _holds(recorded: Any, record: Mapping[str, Any], artifact: Path, source: str
     """Whether what is recorded of an artifact is what is there and what would be built."""
     if not isinstance(recorded, dict):
         return False
-    if recorded.get("artifact") not in (None, _sha256_of_artifact(artifact)):  # None: older records do not tell
+    if recorded.get("artifact") not in (None, artifact_digest(artifact)):  # None: older records do not tell
         return False
     folder = _folder_of_code(source)
     for name, sha256 in recorded.get("modules", {}).items():
-        if folder is None or _sha256(folder / name) != sha256:
+        if folder is None or file_digest(folder / name) != sha256:
             return False
     return {key: value for key, value in recorded.items() if key not in ("artifact", "modules")} == record
 
@@ -121,7 +121,7 @@ def _name_of_code(source: str) -> str:
 def _sha256_of_code(source: str) -> str | None:
     """Of the file that `source` names, found without running it; None where there is none, which the build will tell."""
     code = _file_of_code(source)
-    return _sha256(code) if code is not None else None
+    return file_digest(code) if code is not None else None
 
 
 def _file_of_code(source: str) -> Path | None:
@@ -155,22 +155,7 @@ def _modules(source: str) -> dict[str, str | None]:
         and not _INSTALLED.intersection(file.relative_to(folder).parts)
         and not any(file.is_relative_to(own) for own in _OURS)
     }
-    return {path.as_posix(): _sha256(folder / path) for path in sorted(found)} if folder is not None else {}
-
-
-def _sha256_of_artifact(artifact: Path) -> str:
-    """Of a file, with that of its weights where they are beside it, or of all files of a folder."""
-    files = sorted(artifact.rglob("*")) if artifact.is_dir() else [artifact, artifact.with_name(f"{artifact.name}.data")]
-    each = [(file.name, _sha256(file)) for file in files]
-    return hashlib.sha256(repr(each).encode()).hexdigest()
-
-
-def _sha256(file: Path) -> str | None:
-    """None: there is no such file."""
-    if not file.is_file():
-        return None
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return {path.as_posix(): file_digest(folder / path) for path in sorted(found)} if folder is not None else {}
 
 
 def _version(package: str) -> str | None:

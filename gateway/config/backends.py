@@ -1,11 +1,12 @@
 """The entries of `backends`: what all kinds share, and the options of each."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from backends import defaults
 from gateway.config.fields import BackendName, FilePath, Replicas, Resource, Rows, Seconds, SecondsOrZero, Strict, Threads
@@ -57,7 +58,7 @@ class Backend(Strict):
     on_loop: bool = True  # run batches shorter than their way to a thread where requests are read, if the kind only computes
 
     def together(self) -> Iterable[Iterator[Unfit]]:
-        return (self._canary_and_shadow(), self._no_resources(), self._no_replicas(), self._no_scaling())
+        return (self._canary_and_shadow(), self._no_resources(), self._no_replicas(), self._no_scaling(), self._gpu_not_shown())
 
     def _canary_and_shadow(self) -> Iterator[Unfit]:
         if self.canary_share and self.shadow_share:
@@ -79,6 +80,20 @@ class Backend(Strict):
         if scaling is not None and self.placement == "embedded" and (scaling.min_replicas != 1 or scaling.max_replicas != 1):
             found = "an embedded backend has no replicas"
             yield Unfit(found, expected=_IN_REPLICAS, remedy=_REPLICAS_REMEDY, at=("autoscaling",))
+
+    def _gpu_not_shown(self) -> Iterator[Unfit]:
+        given = math.ceil(self.resources.get("num_gpus", 0))
+        if self.placement == "replicas" and given and self.gpu is not None and self.gpu >= given:
+            found = f"Ray gives each replica {given} of `num_gpus`, which count from 0 in it"
+            yield Unfit(found, remedy="name the first, or raise num_gpus", at=("device",))
+
+    @property
+    def gpu(self) -> int | None:
+        """The number of the GPU that it computes on; None: on none."""
+        device = getattr(self, "device", "cpu")
+        if isinstance(device, int):
+            return device
+        return int(device.partition(":")[2] or 0) if device.startswith("cuda") else None
 
     @property
     def computes_here(self) -> bool:
@@ -122,12 +137,16 @@ class Build(Strict):
     integers_below: dict[str, Annotated[int, Field(ge=2, le=2**31)]] = Field(default={})  # by input, to verify with; else 2
 
 
+def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(set(sizes)))
+
+
 class NeuronBuild(Strict):
     """How `gateway compile` makes a directory of Neuron artifacts: one for each of row_sizes and each of ragged.buckets."""
 
     source: str
     options: dict[str, Any] = Field(default={})
-    row_sizes: tuple[Rows, ...] = (1, 4, 8)
+    row_sizes: Annotated[tuple[Rows, ...], Field(min_length=1), AfterValidator(_ascending)] = (1, 4, 8)
     target: Literal["inf1", "inf2", "trn1"] = "inf2"  # compiles without the device, for it
     compiler_arguments: tuple[str, ...] = ()  # of neuronx-cc, such as --auto-cast=matmult
 
@@ -269,6 +288,14 @@ class Neuron(Backend):
     kind: Literal["neuron"]
     model: str  # a directory that `gateway compile` made
     build: NeuronBuild | None = None
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        return (*Backend.together(self), self._no_processes())
+
+    def _no_processes(self) -> Iterator[Unfit]:
+        if self.isolation == "process":
+            found = "a NeuronCore has one owner, and each session's process would take those of all"
+            yield Unfit(found, expected="thread", remedy="`placement: replicas` gives each its own", at=("isolation",))
 
 
 AnyBackend = Annotated[

@@ -52,7 +52,10 @@ IMAGES: Final[Mapping[tuple[Device, Architecture], str]] = {
     ("cuda", "arm64"): "/aws/service/deeplearning/ami/arm64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
     ("neuron", "amd64"): "/aws/service/neuron/dlami/pytorch-2.9/ubuntu-24.04/latest/image_id",
 }
-"""Public parameters of AWS Systems Manager, which always name the newest image."""
+"""Public parameters of AWS Systems Manager, which name the newest image.
+
+Neuron's is the last with PyTorch 2.9, of SDK 2.31: from 2.32 on AWS publishes none (Neuron's release notes, 2.32.0).
+"""
 _PARTITIONS: Final = {  # as botocore's partitions.json has them
     "cn": "aws-cn",
     "eu-isoe": "aws-iso-e",

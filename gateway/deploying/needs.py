@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.config import Backend, Config, Neuron, OnnxRuntime, TensorRt, Torch, Triton
+from gateway.config import Backend, Config, Neuron, OnnxRuntime, Torch, Triton
 from gateway.errors import ConfigError
 
 GIB: Final = 1 << 30
@@ -94,7 +94,7 @@ def memory(held: Iterable[tuple[str, Backend, int | None]], given_bytes: int | N
             raise ConfigError(f"--memory: model '{model}': what backend {backend.label} takes cannot be told here; {expected}")
         each = _COPIES * size
         if backend.isolation == "process":
-            each += _TORCH_SESSION_BYTES if isinstance(backend, Torch | Neuron) else _SESSION_BYTES
+            each += _TORCH_SESSION_BYTES if isinstance(backend, Torch) else _SESSION_BYTES
         total += each * backend.sessions
     return math.ceil(total / _STEP) * _STEP
 
@@ -119,8 +119,4 @@ def _threads(backend: Backend) -> int:
 
 def _gpus(backend: Backend) -> int:
     """So many that the one it names is among them; several backends may share one."""
-    if isinstance(backend, TensorRt):
-        return backend.device + 1
-    if isinstance(backend, Torch | OnnxRuntime) and backend.device.startswith("cuda"):
-        return int(backend.device.partition(":")[2] or 0) + 1
-    return 0
+    return 0 if backend.gpu is None else backend.gpu + 1

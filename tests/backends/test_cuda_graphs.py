@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,24 @@ def test_nothing_runs_while_a_session_records(monkeypatch: pytest.MonkeyPatch) -
     assert not any(thread.is_alive() for thread in threads)
     assert (driver.spoiled, driver.works, driver.records) == (0, 0, 0)
     assert driver.recorded == 33
+
+
+def test_a_recording_that_fails_costs_no_answer_and_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("CUDA failure 900: capture")
+
+    session = Session(Driver())
+    session.run_with_iobinding = fails  # type: ignore[method-assign]  # the session is the test's to spoil
+    monkeypatch.setattr(GraphRuns, "_bind", lambda *_: SimpleNamespace(binding=None, options=None))
+    monkeypatch.setattr("backends.onnxruntime_cuda._options", lambda graph: None)
+    runs = GraphRuns(session, ["y"])
+    for _ in range(2):
+        (answer,) = runs.run({"x": np.ones((2, 3), np.float32)})
+        assert answer.shape == (2, 3)
+    told = "batches of {'x': [2, 3]} stay unrecorded, and are slower: RuntimeError: CUDA failure 900: capture"
+    assert [record.getMessage() for record in caplog.records] == [told]
 
 
 def test_who_records_is_not_kept_out_by_runs_that_follow_each_other() -> None:

@@ -1,31 +1,36 @@
-"""What the TensorRT backend keeps on disk. TensorRT and CUDA are fakes here: an engine is the text that it was built as."""
+"""What the TensorRT backend keeps on disk, and records. TensorRT and CUDA are fakes: an engine is a text, or a doubling."""
 
 import contextlib
+import ctypes
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from backends import tensorrt
-from backends.base import ModelSpec, TensorSpec
+from backends.base import LoadFailed, ModelSpec, TensorSpec
+from backends.cuda_graphs import capturing
 
 TENSORS = {"x": True, "y": False}  # its name -> whether it goes in
 SPEC = ModelSpec("tensorrt", *((TensorSpec(name, "FP32", (-1, 4)),) for name in TENSORS), 8)
 
 
 class Fake:
-    """Of the library. built: how often it built an engine."""
+    """Of the library. built: how often it built an engine. shapes: least, usual and greatest, of its profiles."""
 
     def __init__(self) -> None:
         self.built = 0
-        network = SimpleNamespace(num_inputs=0)
+        self.shapes: list[tuple[Any, ...]] = []
+        network = SimpleNamespace(num_inputs=1, get_input=lambda i: SimpleNamespace(name="x", shape=(-1, -1)))
         config = SimpleNamespace(set_memory_pool_limit=lambda *_: None, add_optimization_profile=lambda _: None)
         self.builder = SimpleNamespace(
             create_network=lambda _: network,
             create_builder_config=lambda: config,
-            create_optimization_profile=lambda: None,
+            create_optimization_profile=lambda: SimpleNamespace(set_shape=lambda *shapes: self.shapes.append(shapes)),
             build_serialized_network=self._build,
         )
         self.runtime = SimpleNamespace(logger=None, deserialize_cuda_engine=self._engine)
@@ -38,6 +43,7 @@ class Fake:
         assert bytes(plan) == b"plan"
         return SimpleNamespace(
             num_io_tensors=len(TENSORS),
+            device_memory_size_v2=64,
             get_tensor_name=lambda i: [*TENSORS][i],
             get_tensor_dtype=lambda name: SimpleNamespace(name="FLOAT"),
             get_tensor_mode=lambda name: TENSORS[name],
@@ -70,9 +76,17 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return fake
 
 
+def field(number: int, content: bytes) -> bytes:
+    """Of a protobuf message: of fewer than 128 bytes."""
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    (tmp_path / "m.onnx").write_bytes(b"an ONNX file")
+    """An ONNX file of one tensor, whose weights are beside it, in `weights`."""
+    tensor = field(13, field(1, b"location") + field(2, b"weights"))
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x0a" + field(7, field(5, tensor)))
+    (tmp_path / "weights").write_bytes(b"weights")
     return tmp_path / "m.onnx"
 
 
@@ -85,13 +99,123 @@ def test_an_engine_is_built_once_and_kept(library: Fake, model: Path) -> None:
     assert kept.name.startswith("m-A-GPU-trt10.0-")
 
 
+def test_an_engine_is_built_anew_where_the_model_or_its_weights_changed(library: Fake, model: Path) -> None:
+    for built, changed in enumerate((model, model.with_name("weights")), 2):
+        tensorrt.load(SPEC, model=str(model))
+        changed.write_bytes(changed.read_bytes()[::-1] if changed != model else b"\x08\x09" + model.read_bytes()[2:])
+        tensorrt.load(SPEC, model=str(model))
+        assert library.built == built
+
+
+def test_an_engine_is_built_for_rows_only_where_there_are_some(library: Fake, model: Path) -> None:
+    for max_rows in (8, 0):
+        tensorrt.load(ModelSpec("", (), (), max_rows), model=str(model), longest=64)
+    assert library.shapes == [("x", (1, 1), (4, 16), (8, 64)), ("x", (1, 1), (16, 16), (64, 64))]
+
+
 def test_an_engine_that_cannot_be_kept_runs_all_the_same(library: Fake, model: Path, caplog: pytest.LogCaptureFixture) -> None:
     for engines in (model / "engines", None):  # below a file, and where a file is: not even root makes a folder there
         (model.parent / "engines").touch()
         tensorrt.load(SPEC, model=str(model), engines=engines and str(engines))
     assert library.built == 2
-    assert sorted(path.name for path in model.parent.iterdir()) == ["engines", "m.onnx"]
+    assert sorted(path.name for path in model.parent.iterdir()) == ["engines", "m.onnx", "weights"]
     below, beside = (record.getMessage() for record in caplog.records)
     assert "the engine cannot be kept, and each load builds it: NotADirectoryError: " in below
     assert "the engine cannot be kept, and each load builds it: FileExistsError: " in beside
     assert below.endswith(": name a folder in `engines` that can be written")
+
+
+class Context:
+    """An execution context of y = 2 x. memory: where its activations are. ran_on: the first number of each x."""
+
+    def __init__(self) -> None:
+        self.shape: tuple[int, ...] = ()
+        self.memory: tuple[int, int] | None = None
+        self.addresses: dict[str, int] = {}
+        self.ran_on: list[float] = []
+
+    def set_device_memory(self, pointer: int, size: int) -> None:
+        self.memory = (pointer, size)
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self.shape = shape
+        return True
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return self.shape
+
+    def set_tensor_address(self, name: str, address: int) -> None:
+        self.addresses[name] = address
+
+    def execute_async_v3(self, stream: int) -> bool:
+        if Graph.recorded is not None:
+            Graph.recorded.of = self
+            Graph.recorded.state = (self.shape, dict(self.addresses))
+            return True
+        self.ran_on.append(ctypes.c_float.from_address(self.addresses["x"]).value)
+        size = int(np.prod(self.shape))
+        x, y = ((ctypes.c_float * size).from_address(self.addresses[name]) for name in ("x", "y"))
+        y[:] = [2 * each for each in x]
+        return True
+
+
+class Graph:
+    """A recorded launch, which is good for as long as its context is as it was."""
+
+    recorded: "Graph | None" = None
+    of: Context
+    state: tuple[Any, ...]
+
+    def replay(self) -> None:
+        assert self.state == (self.of.shape, self.of.addresses)
+        self.of.execute_async_v3(1)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def capture(graph: "Graph", **_: Any) -> Iterator[None]:
+        assert capturing.locked()  # it waits for all of the device, which spoils another's
+        Graph.recorded = graph
+        yield
+        Graph.recorded = None
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> list[Context]:
+    """Contexts that the engine has given."""
+    torch = pytest.importorskip("torch")
+    given: list[Context] = []
+    cpu, empty = torch.device("cpu"), torch.empty
+    stream = SimpleNamespace(cuda_stream=1, synchronize=lambda: None)
+    monkeypatch.setattr(torch, "device", lambda *_: cpu)
+    monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **options: empty(*sizes, **options))
+    for name, fake in (("Stream", lambda _: stream), ("CUDAGraph", Graph), ("graph", Graph.capture)):
+        monkeypatch.setattr(torch.cuda, name, fake)
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
+    strategies = SimpleNamespace(USER_MANAGED="user")
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(ExecutionContextAllocationStrategy=strategies))
+    return given
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_each_recording_has_a_context_of_its_own_on_memory_that_all_share(engine: list[Context], graphs: bool) -> None:
+    def create_execution_context(strategy: str) -> Context:
+        assert strategy == "user"
+        engine.append(Context())
+        return engine[-1]
+
+    made = SimpleNamespace(device_memory_size_v2=64, create_execution_context=create_execution_context)
+    session = tensorrt.TensorRtModel(SPEC, made, None, 0, graphs).open_session(0)
+    for rows in (4, 2, 4, 2):
+        x = np.full((rows, 4), rows, np.float32)
+        np.testing.assert_array_equal(session.run({"x": x}, {})["y"], 2 * x)
+    assert len(engine) == (3 if graphs else 1)
+    assert len({context.memory for context in engine}) == 1
+    assert {number for context in engine for number in context.ran_on} == {4, 2}
+    session.close()
+
+
+def test_a_session_on_a_full_gpu_is_not_opened(engine: list[Context]) -> None:
+    full = SimpleNamespace(device_memory_size_v2=64, create_execution_context=lambda strategy: None)
+    with pytest.raises(LoadFailed, match="session 3: no execution context, the GPU's memory is full"):
+        tensorrt.TensorRtModel(SPEC, full, None, 0, True).open_session(3)

@@ -175,6 +175,8 @@ def test_a_process_that_loads_a_model_keeps_its_number_of_threads(
         ({"model": LINEAR}, ModelSpec("", (), (), 8), "set `inputs` and `outputs`"),
         ({"model": LINEAR}, spec((TensorSpec("t", "BYTES", (-1, 1)),), *SPEC.outputs), "'t' is BYTES: use a python model"),
         ({"model": "absent.pt", "precision": "int8"}, SPEC, "int8 quantises a factory's module"),
+        ({"model": LINEAR, "precision": "int8", "device": "cuda"}, SPEC, "dynamic quantisation is for the CPU"),
+        ({"model": LINEAR, "cuda_graphs": True}, SPEC, "cuda_graphs: expected false where device is 'cpu'"),
         ({"model": f"{__file__}:halves", "factory_options": {"x": 1}}, SPEC, r"options\.x: halves takes no .*py:\d+"),
         ({"model": "configs/examples/linear.py:nothing"}, SPEC, "has no 'nothing'"),
         ({"model": "backends.nothing:x"}, SPEC, r"cannot be imported.*backends\.nothing"),
@@ -265,6 +267,16 @@ def test_output_indices_are_held_against_an_exported_program(tmp_path: Path) -> 
         ([0, 1], ["has 2, of 1 outputs, expected : write one for each, in their order"]),
     ):
         assert faults_of(tmp_path / "two.pt2", "x", max_rows=0, output_indices=indices) == told
+
+
+def test_what_only_one_device_has_is_not_set_for_the_other() -> None:
+    model = Path(f"{__file__}:optional_between")
+    assert faults_of(model, "x", max_rows=8, cuda_graphs=True) == [
+        ", expected false where device is cpu: set device: cuda, or remove it"
+    ]
+    assert faults_of(model, "x", max_rows=8, precision="int8", device="cuda")[-1:] == [
+        "PyTorch's dynamic quantisation is for the CPU, expected fp32 or bf16 on a GPU: set one of them, or device: cpu"
+    ]
 
 
 def test_inputs_with_names_of_their_own_go_by_position() -> None:

@@ -576,6 +576,17 @@ def test_a_job_does_not_go_on_where_rows_are_stated_that_were_the_default() -> N
     assert _digest(configs[0]) != _digest(configs[1])  # where a Triton says that there are no batches, the default is none
 
 
+def test_a_job_does_not_go_on_with_other_weights(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"graph")
+    backend = {"kind": "onnxruntime", "model": str(tmp_path / "m.onnx")}
+    config = parse_config({"models": [{"name": "m", "backends": [backend]}]}, source="x.yaml")
+    digests = []
+    for name in ("m.onnx", "m.onnx.data"):
+        digests.append(_digest(config))
+        (tmp_path / name).write_bytes(b"retrained")
+    assert len({*digests, _digest(config)}) == 3
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_what_is_thrown_away_leaves_the_lock(tmp_path: Path, restart: bool) -> None:
     files = begun(tmp_path)

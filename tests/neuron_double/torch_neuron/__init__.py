@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 import torch_neuronx
-from torch_neuronx import PLATFORM, experimental
+from torch_neuronx import PLATFORM
+
+from torch_neuron import experimental
 
 __all__ = ["PLATFORM", "experimental", "trace"]
 

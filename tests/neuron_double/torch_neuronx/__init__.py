@@ -16,13 +16,11 @@ from typing import Any
 
 import torch
 
-from torch_neuronx import experimental
-
 PLATFORM = "neuron-double"
 HOST_CORES = 4
 MEMORY_BYTES = 512 << 20  # of one core
 
-__all__ = ["PLATFORM", "DataParallel", "async_load", "experimental", "lazy_load", "trace"]
+__all__ = ["PLATFORM", "DataParallel", "async_load", "lazy_load", "set_neuron_cores", "trace"]
 
 
 class Cores:
@@ -40,7 +38,9 @@ class Cores:
                 return
             folder = Path(os.environ["NEURON_DOUBLE_DIR"])
             visible = os.environ.get("NEURON_RT_VISIBLE_CORES", "")
-            cores = [int(core) for core in visible.split(",")] if visible else list(range(HOST_CORES))
+            cores = _numbers(visible) if visible else list(range(HOST_CORES))
+            if cores != list(range(cores[0], cores[-1] + 1)):
+                raise RuntimeError(f"NRT:nrt_init NEURON_RT_VISIBLE_CORES={visible}: cores must be contiguous and increasing")
             taken: list[Any] = []
             for core in cores:
                 file = open(folder / f"core-{core}.lock", "a")  # noqa: SIM115  # held for the life of the process
@@ -50,7 +50,8 @@ class Cores:
                 except BlockingIOError:
                     for held in taken:
                         held.close()
-                    raise RuntimeError(f"nrt_init: NeuronCore {core} is not available: another process owns it") from None
+                    requested = f"NeuronCore(s) not available - Requested:nc{core}-nc{core} Available:0"
+                    raise RuntimeError(f"NRT:nrt_allocate_neuron_cores {requested}: another process owns it") from None
             self._locks = taken
             for index in range(len(cores)):
                 self._running[index] = threading.Lock()
@@ -59,9 +60,9 @@ class Cores:
     def place(self, core: int, size: int) -> None:
         self.take()
         if core not in self._running:
-            raise RuntimeError(f"nrt_load: NeuronCore {core} is not one of the {len(self._running)} of this process")
+            raise ValueError(f"NeuronCore {core} is not one of the {len(self._running)} of this process")
         if self._used_bytes[core] + size > MEMORY_BYTES:
-            raise RuntimeError(f"nrt_load status=4: NRT_RESOURCE: NeuronCore {core} has no {size} bytes left")
+            raise RuntimeError("Could not load the model status=4 message=Allocation Failure")
         self._used_bytes[core] += size
 
     def free(self, core: int, size: int) -> None:
@@ -69,6 +70,12 @@ class Cores:
 
     def running(self, core: int) -> threading.Lock:
         return self._running[core]
+
+
+def _numbers(visible: str) -> list[int]:
+    """Of `m,n,p-q`."""
+    parts = [part.split("-") for part in visible.split(",")]
+    return [core for ends in parts for core in range(int(ends[0]), int(ends[-1]) + 1)]
 
 
 CORES = Cores()
@@ -93,6 +100,12 @@ def place(trace: torch.jit.ScriptModule, core: int) -> None:
     weakref.finalize(trace, _unload, key, size)
 
 
+def set_neuron_cores(trace: torch.jit.ScriptModule, start_nc: int = -1, nc_count: int = -1) -> None:
+    if nc_count != 1:
+        raise NotImplementedError("the double places a program on one core")
+    place(trace, start_nc)
+
+
 def _unload(key: _Key, size: int) -> None:
     del _loaded[key]
     CORES.free(_placed.pop(key), size)
@@ -103,7 +116,7 @@ def _execute(inputs: list[torch.Tensor], program: torch.Tensor) -> list[torch.Te
         return _as_list(_tracing[-1](*inputs))
     key = _key(program)
     if key not in _loaded:
-        raise RuntimeError("nrt_execute: the double runs only what set_neuron_cores has placed")
+        raise RuntimeError("the double runs only what set_neuron_cores has placed")
     source = _loaded[key]
     for i, (given, (shape, dtype)) in enumerate(zip(inputs, source.shapes, strict=True)):
         if list(given.shape) != list(shape):
@@ -111,7 +124,10 @@ def _execute(inputs: list[torch.Tensor], program: torch.Tensor) -> list[torch.Te
         if str(given.dtype) != dtype:
             raise RuntimeError(f"Incorrect tensor data type at input tensor #{i}: received {given.dtype}, expected {dtype}.")
     with CORES.running(_placed[key]):
-        return _as_list(source.network(*inputs))
+        outputs = _as_list(source.network(*inputs))
+    if any(output.isnan().any() for output in outputs):
+        raise RuntimeError("Failed to execute the model status=1003 message=Numerical Error")
+    return outputs
 
 
 def _as_list(outputs: Any) -> list[torch.Tensor]:

@@ -29,6 +29,7 @@ from gateway.deploying.pod import (
     placing,
     ports,
     probe,
+    ray_drains_s,
     resources,
     security,
     volumes,
@@ -154,10 +155,11 @@ def _pod(
     rights = security(held, rollout if serves else replace(rollout, service_account=""))
     if token:
         del rights["automountServiceAccountToken"]
+    variables = _ENVIRONMENT | {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(ray_drains_s(held))}
     own_container = {
         "name": "ray",
         "image": rollout.image,
-        **(environment(held, rollout, **_ENVIRONMENT) if listens else environment_of(_ENVIRONMENT)),
+        **(environment(held, rollout, **variables) if listens else environment_of(variables)),
         "livenessProbe": _node_probe(),
         "lifecycle": leaving(),
         "resources": resources(needs, cpu),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray._private import ray_constants
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
@@ -308,6 +309,9 @@ def test_a_pod_has_the_time_that_its_gateway_takes_to_end(capsys: pytest.Capture
     for kind, least_s in (("no-ray", 5 + 40 + 3), ("kserve", 5 + 40 + 3), ("ray", 5 + 2 * 40 + 10)):
         manifests = deployed(capsys, written(tmp_path, server={"drain_timeout_s": 40}), *KINDS[kind])
         assert min(all_of(manifests, "terminationGracePeriodSeconds")) > least_s
+    for pod in pods(manifests):  # at SIGTERM `ray start` ends all after 30 s, unless it is told another time
+        (drains_s,) = (each["value"] for each in pod["spec"]["containers"][0]["env"] if "DRAIN_TIMEOUT" in each["name"])
+        assert (ray_constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, drains_s) == (30, "90")
 
 
 def test_pods_are_replaced_when_their_configuration_changes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

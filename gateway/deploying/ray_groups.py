@@ -39,8 +39,14 @@ class ReplicaGroup:
     stated: dict[str, float]
 
 
-def check_ports(held: Contents, instead: str) -> None:
-    """instead: what else would do. Raises: ConfigError."""
+def check_names_and_ports(held: Contents, instead: str) -> None:
+    """Refuse what nodes have already. instead of ports: what else would do. Raises: ConfigError."""
+    given = [("server.ingress_resources", held.config.server.ingress_resources)]
+    for model in held.config.models:
+        given += [(f"model '{model.name}': backend {each.label}: resources", each.resources) for each in model.backends]
+    for key, name in ((key, name) for key, resources in given for name in resources):
+        if name == INGRESS_RESOURCE or name.startswith("node:"):  # which Ray gives
+            raise ConfigError(f"{key}: '{name}': is a name that nodes have by themselves: expected another")
     for key in ("http_port", "grpc_port"):
         port = getattr(held.config.server, key)
         if port in _PORTS:

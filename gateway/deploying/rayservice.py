@@ -46,7 +46,7 @@ from gateway.deploying.ray_groups import (
     ReplicaGroup,
     application,
     asked_by_ingress,
-    check_ports,
+    check_names_and_ports,
     ingress_needs,
     offered,
     replica_groups,
@@ -65,7 +65,7 @@ _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_ST
 
 def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     """Raises: ConfigError."""
-    check_ports(held, ", or --no-ray")
+    check_names_and_ports(held, ", or --no-ray")
     apart = replica_groups(held, rollout.memory_bytes, (LISTENS,))
     groups = [_ingress_group(held, rollout), *(_group(group, held, rollout) for group in apart)]
     grown = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"securityContext": dict(SECURITY)}} if apart else {}

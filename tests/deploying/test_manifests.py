@@ -404,6 +404,16 @@ def test_rays_autoscaler_knows_a_pod_for_each_replica(capsys: pytest.CaptureFixt
             assert offers[each.name].get({"num_cpus": "CPU", "num_gpus": "GPU"}.get(key, key), 0) >= amount
 
 
+@pytest.mark.parametrize("name", ["gateway_ingress", "node:__internal_head__"])
+def test_names_that_nodes_have_by_themselves_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    told = f"'{name}': is a name that nodes have by themselves: expected another"
+    for placement in ("embedded", "replicas"):
+        model = {"name": "m", "backends": [{"kind": "synthetic", "placement": placement, "resources": {name: 0.001}}]}
+        assert refused(capsys, written(tmp_path, model), *KINDS["ray"]) == f"model 'm': backend synthetic: resources: {told}"
+    path = written(tmp_path, server={"ingress_resources": {name: 0.001}})
+    assert refused(capsys, path, *KINDS["ray"]) == f"server.ingress_resources: {told}"
+
+
 def test_pods_that_do_not_listen_get_no_secrets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     server = {"tls": {"certificate": "c", "key": "k"}, "access": {"keys": "k.yaml", "keys_variable": "KEYS"}}
     apart = {"name": "m", "backends": [{"kind": "synthetic", "placement": "replicas"}]}

@@ -256,6 +256,7 @@ def test_rays_own_preparation_for_aws_changes_nothing_of_it(tmp_path: Path, monk
         (("--node", "x=g6.xlarge"), {}, "--node: x: expected one of ingress, m-1-l4, m-1-inf2"),
         (("--node", "m-1-l4=g4dn.xlarge"), {}, "--node: m-1-l4=g4dn.xlarge: expected a type of the catalogue with 2 cores"),
         ((), {"server": {"http_port": 10500}}, "server.http_port: 10500: Ray's own on its nodes"),
+        ((), {"server": {"ingress_resources": {"node:x": 1}}}, "server.ingress_resources: 'node:x': is a name that nodes have"),
         ((), {"server": {"access": {"keys": "k.yaml"}}}, "server.access: is not brought onto a cluster"),
     ],
     ids=str,

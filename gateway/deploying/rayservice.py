@@ -40,15 +40,14 @@ from gateway.deploying.ray_groups import (
     DASHBOARD_PORT,
     GCS_PORT,
     HEAD,
-    INGRESS_RESOURCE,
     LISTENS,
     RAY_VERSION,
     ReplicaGroup,
     application,
-    asked_by_ingress,
     check_names_and_ports,
     ingress_needs,
     offered,
+    offered_to_ingress,
     replica_groups,
 )
 from gateway.errors import ConfigError
@@ -123,7 +122,7 @@ def _ingress_group(held: Contents, rollout: Rollout) -> Manifest:
         "replicas": rollout.replicas,
         "minReplicas": rollout.replicas,
         "maxReplicas": rollout.replicas,
-        "rayStartParams": _params(0, needs, {INGRESS_RESOURCE: 1} | offered(asked_by_ingress(held.config))),
+        "rayStartParams": _params(0, needs, offered_to_ingress(held.config)),
         "template": _pod(held, rollout, "ingress", needs, ready, cpu=rollout.cpu),
     }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ray
 from ray import serve
+from ray._raylet import IMPLICIT_RESOURCE_PREFIX  # type: ignore[attr-defined]  # an extension without stubs
 from ray.serve.config import AutoscalingConfig as ServeAutoscaling
 from ray.serve.config import AutoscalingContext, AutoscalingPolicy
 from ray.serve.handle import DeploymentHandle
@@ -91,7 +92,12 @@ def application(config: Config, speech: Speech | None = None, deployed_by: str |
         for backend in model.backends
         if (name := names.get(_key(model, backend))) is not None
     }
+    declared = [model.declared() for model in config.models]  # which differ where a default was written out
+    content = _digest(f"{config.model_dump_json()}{declared}{speech}")
     resources, surge = _of_embedded(config)
+    if server.ingress_replicas_per_node is not None:
+        # Each node has one of it. Serve's max_replicas_per_node would count an upgrade's old and new ones together.
+        resources[f"{IMPLICIT_RESOURCE_PREFIX}{INGRESS}-{__version__}-{content}"] = 1 / server.ingress_replicas_per_node
     drain_s = server.drain_timeout_s
     ingress = serve.deployment(
         name=INGRESS,
@@ -103,8 +109,7 @@ def application(config: Config, speech: Speech | None = None, deployed_by: str |
         user_config=None if deployed_by is None else {_DEPLOYED_BY: deployed_by},
         **_COMMON,
     )(IngressReplica)
-    declared = [model.declared() for model in config.models]  # which differ where a default was written out
-    return _versioned(ingress, _digest(f"{config.model_dump_json()}{declared}{speech}")).bind(config, backends, speech)
+    return _versioned(ingress, content).bind(config, backends, speech)
 
 
 def deployer(details: Mapping[str, Any]) -> str | None:
@@ -319,13 +324,13 @@ def _actor_options(resources: dict[str, float]) -> dict[str, Any]:
 
 
 def _of_embedded(config: Config) -> tuple[dict[str, float], bool]:
-    """What an ingress replica needs, with its embedded backends, and whether all of them allow a second one beside it."""
+    """What an ingress replica needs, with its embedded backends, and whether it and they allow a second one beside it."""
     resources = dict(config.server.ingress_resources)
     embedded = [backend for model in config.models for backend in model.backends if backend.placement == "embedded"]
     for backend in embedded:
         for key, value in backend.resources.items():
             resources[key] = resources.get(key, 0.0) + value
-    return resources, all(backend.surge for backend in embedded)
+    return resources, config.server.ingress_surge and all(backend.surge for backend in embedded)
 
 
 def _key(model: ModelSection, backend: Backend) -> tuple[str, str, str]:

@@ -13,6 +13,7 @@ from gateway.deploying.contents import MODELS, Contents, contents
 from gateway.deploying.kubernetes import deployment, files, kserve, stream
 from gateway.deploying.pod import Manifest, Models, Rollout
 from gateway.deploying.preflight import BUCKET
+from gateway.deploying.ray_groups import without_surge
 from gateway.deploying.rayservice import rayservice
 from gateway.deploying.report import document_of
 from gateway.documents.whole_file import asked_by, write_whole
@@ -110,6 +111,9 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
     if package.files:
         where = models.place if models.kind == "image" else MODELS
         words.info("%s is to hold, as in %s:\n  %s", where, package.root, "\n  ".join(package.files))
+    on_ray = not arguments.no_ray and not arguments.kserve
+    if on_ray and (note := without_surge(held.config, rollout.replicas)):
+        words.info("%s", note)
     if output is None:
         print(stream(manifests, rollout), end="")
         return 0

@@ -16,7 +16,7 @@ from gateway.deploying.ec2 import PACKAGE
 from gateway.deploying.packing import partial_of, write
 from gateway.deploying.price import HOURS_A_MONTH, dated, hourly, usd
 from gateway.deploying.ray_cluster import MODEL, RayOnEc2, cluster, groups, kinds_on, lock_of, texts
-from gateway.deploying.ray_groups import LISTENS, check_ports
+from gateway.deploying.ray_groups import LISTENS, check_names_and_ports, without_surge
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
 from gateway.documents.whole_file import asked_by, write_whole
@@ -33,7 +33,7 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
     _refuse_unfit(arguments, document, config)
     with step("packing"):
         held = contents(document, MODEL, whole=True)
-    check_ports(held, "")
+    check_names_and_ports(held, "")
     looked = MachineOptions(arguments)
     chosen = {group: name for group, _, name in (text.partition("=") for text in arguments.nodes)}
     found = groups(held, chosen, bundled(), looked.memory_bytes())
@@ -69,6 +69,8 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
         print(each)
     print(told, end="")
     words.info("%s: %s", PACKAGE, packed)
+    if note := without_surge(config, config.server.ingresses):
+        words.info("%s", note)
     if not asked.profile:
         words.info("Note: `ray up` makes a role of all rights on EC2 and S3 for the head, unless --instance-profile names one.")
     made = f"ray get-auth-token --generate >/dev/null && ray up {quote(str(path))}"

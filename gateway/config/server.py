@@ -88,6 +88,8 @@ class ServerSection(Strict):
     grpc_port: Port | None = 8001
     ingress_replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1  # auto: see `gateway.configuring.ingresses`
     ingress_resources: dict[str, Resource] = Field(default={})  # of one, on Ray; as of a backend
+    ingress_replicas_per_node: int | None = Field(default=None, ge=1)  # on Ray, of one version; None: any number
+    ingress_surge: bool = True  # as of a backend
     shared_workers: int | None = Field(default=None, ge=1)  # batches that run at once in a process, of all embedded backends
     drain_timeout_s: SecondsOrZero = 20.0
     run_dir: FilePath | None = None  # metrics and region files of this node; None: a fresh temporary directory

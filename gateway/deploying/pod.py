@@ -157,6 +157,11 @@ def grace_s(held: Contents, *, on_ray: bool = False) -> int:
     return math.ceil(_LEAVES_S + (2 * drain_s + 10 + _ENDS_S if on_ray else drain_s + _ENDS_S))
 
 
+def ray_drains_s(held: Contents) -> int:
+    """How long `ray start` may let what runs on its node end, at SIGTERM: 30 s unless it is told."""
+    return grace_s(held, on_ray=True) - _LEAVES_S - _ENDS_S
+
+
 def resources(needs: Needs, cpu: str | None = None) -> Manifest:
     """Memory is held to what is asked for; cores are not, as a batch that waits for its share of a core is late."""
     memory = f"{math.ceil(needs.memory_bytes / (1 << 20))}Mi"

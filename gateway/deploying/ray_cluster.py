@@ -20,13 +20,12 @@ from gateway.deploying.preflight import NEURON, Device, device_of
 from gateway.deploying.ray_groups import (
     GCS_PORT,
     HEAD,
-    INGRESS_RESOURCE,
     LISTENS,
     ReplicaGroup,
     application,
-    asked_by_ingress,
     ingress_needs,
     offered,
+    offered_to_ingress,
     replica_groups,
 )
 from gateway.errors import ConfigError
@@ -210,7 +209,7 @@ def _resources(held: Contents, group: NodeGroup) -> dict[str, int]:
     if group.replicas is not None:
         stated = group.replicas.stated
         return {"CPU": math.ceil(stated["num_cpus"]), **devices, **offered(stated)}
-    return {"CPU": 0, INGRESS_RESOURCE: 1, **devices, **offered(asked_by_ingress(held.config))}
+    return {"CPU": 0, **devices, **offered_to_ingress(held.config)}
 
 
 def _installed(group: NodeGroup) -> str:

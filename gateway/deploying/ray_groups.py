@@ -2,12 +2,17 @@
 
 What leads a replica to its node are resources: nodes that listen have `gateway_ingress`; a backend that runs in replicas of its
 own states what it takes, and a node of it has just that.
+
+One ingress runs on each node that listens, of each version. The application is deployed before all nodes are there, and Serve
+spreads replicas only over those that are: without that bound, all would end on the first. An upgrade starts the new one beside
+the old, on the same ports: no client has to find another node, and none has to be had. So a node that listens has room for two,
+but not devices for two: where an ingress asks for a whole one, the old one ends first.
 """
 
 import math
 import re
 from collections.abc import Container, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any, Final
 
@@ -39,8 +44,14 @@ class ReplicaGroup:
     stated: dict[str, float]
 
 
-def check_ports(held: Contents, instead: str) -> None:
-    """instead: what else would do. Raises: ConfigError."""
+def check_names_and_ports(held: Contents, instead: str) -> None:
+    """Refuse what nodes have already. instead of ports: what else would do. Raises: ConfigError."""
+    given = [("server.ingress_resources", held.config.server.ingress_resources)]
+    for model in held.config.models:
+        given += [(f"model '{model.name}': backend {each.label}: resources", each.resources) for each in model.backends]
+    for key, name in ((key, name) for key, resources in given for name in resources):
+        if name == INGRESS_RESOURCE or name.startswith("node:"):  # which Ray gives
+            raise ConfigError(f"{key}: '{name}': is a name that nodes have by themselves: expected another")
     for key in ("http_port", "grpc_port"):
         port = getattr(held.config.server, key)
         if port in _PORTS:
@@ -50,9 +61,18 @@ def check_ports(held: Contents, instead: str) -> None:
 def ingress_needs(held: Contents, memory_bytes: int | None) -> Needs:
     """Of a node that listens. memory_bytes: None: as it needs. Raises: ConfigError."""
     needs = of_ingress(held.config, held.bytes, memory_bytes)
+    beside = 2 if surges(held.config) else 1
     asked = asked_by_ingress(held.config)
-    stated = Needs(needs.cores, *(math.ceil(asked.get(key, 0)) for key in ("memory", "num_gpus", "neuron_cores")))
-    return _with_ray(Needs(*map(max, astuple(needs), astuple(stated))), memory_bytes)
+    own_bytes = needs.memory_bytes if memory_bytes is not None else beside * needs.memory_bytes
+    return _with_ray(
+        Needs(
+            needs.cores,
+            max(own_bytes, math.ceil(beside * asked.get("memory", 0))),
+            max(needs.gpus, math.ceil(asked.get("num_gpus", 0))),
+            max(needs.neuron_cores, math.ceil(asked.get("neuron_cores", 0))),
+        ),
+        memory_bytes,
+    )
 
 
 def replica_groups(held: Contents, memory_bytes: int | None, taken: Container[str] = ()) -> list[ReplicaGroup]:
@@ -80,8 +100,13 @@ def application(held: Contents, ingress_replicas: int) -> dict[str, Any]:
         {**raw, "backends": [_placed(entry, backend) for entry, backend in zip(raw["backends"], model.backends, strict=True)]}
         for raw, model in zip(held.value["models"], held.config.models, strict=True)
     ]
-    on_ingress = asked_by_ingress(held.config) | {INGRESS_RESOURCE: 0.001}
-    server = held.value["server"] | {"ingress_replicas": ingress_replicas, "ingress_resources": on_ingress}
+    surge = surges(held.config)
+    server = held.value["server"] | {
+        "ingress_replicas": ingress_replicas,
+        "ingress_replicas_per_node": 1,
+        "ingress_resources": asked_by_ingress(held.config) | {INGRESS_RESOURCE: 0.5 if surge else 1.0},
+        "ingress_surge": surge,
+    }
     return {
         "proxy_location": "Disabled",
         "logging_config": dict(_QUIET),
@@ -109,6 +134,31 @@ def asked_by_ingress(config: Config) -> dict[str, float]:
     if named:
         found["num_gpus"] = max(found.get("num_gpus", 0), named)
     return {key: value for key, value in found.items() if key != "num_cpus"}
+
+
+def surges(config: Config) -> bool:
+    """Whether an upgrade starts each ingress beside the old one, on its node."""
+    asked = asked_by_ingress(config)
+    embedded = [backend for model in config.models for backend in model.backends if backend.placement == "embedded"]
+    shared = all(asked.get(key, 0) <= 0.5 for key in ("num_gpus", "neuron_cores"))
+    return shared and config.server.ingress_surge and all(backend.surge for backend in embedded)
+
+
+def without_surge(config: Config, ingress_replicas: int) -> str:
+    """What to tell of upgrades where they have no room for a second ingress on a node; "": they have."""
+    if surges(config):
+        return ""
+    left = ingress_replicas - max(1, ingress_replicas // 5)  # of Serve's rolling_update_percentage
+    return (
+        f"Note: an upgrade ends ingresses before it starts their successors, so that {left} of {ingress_replicas} answer"
+        " meanwhile: `surge` or server.ingress_surge is false, or a node has no second device."
+    )
+
+
+def offered_to_ingress(config: Config) -> dict[str, int]:
+    """What a node that listens has, as `offered`."""
+    beside = 2 if surges(config) else 1
+    return {INGRESS_RESOURCE: 1} | offered({key: beside * value for key, value in asked_by_ingress(config).items()})
 
 
 def offered(asked: Mapping[str, float]) -> dict[str, int]:

@@ -29,6 +29,7 @@ from gateway.deploying.pod import (
     placing,
     ports,
     probe,
+    ray_drains_s,
     resources,
     security,
     volumes,
@@ -39,15 +40,14 @@ from gateway.deploying.ray_groups import (
     DASHBOARD_PORT,
     GCS_PORT,
     HEAD,
-    INGRESS_RESOURCE,
     LISTENS,
     RAY_VERSION,
     ReplicaGroup,
     application,
-    asked_by_ingress,
-    check_ports,
+    check_names_and_ports,
     ingress_needs,
     offered,
+    offered_to_ingress,
     replica_groups,
 )
 from gateway.errors import ConfigError
@@ -64,7 +64,7 @@ _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_ST
 
 def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     """Raises: ConfigError."""
-    check_ports(held, ", or --no-ray")
+    check_names_and_ports(held, ", or --no-ray")
     apart = replica_groups(held, rollout.memory_bytes, (LISTENS,))
     groups = [_ingress_group(held, rollout), *(_group(group, held, rollout) for group in apart)]
     grown = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"securityContext": dict(SECURITY)}} if apart else {}
@@ -122,7 +122,7 @@ def _ingress_group(held: Contents, rollout: Rollout) -> Manifest:
         "replicas": rollout.replicas,
         "minReplicas": rollout.replicas,
         "maxReplicas": rollout.replicas,
-        "rayStartParams": _params(0, needs, {INGRESS_RESOURCE: 1} | offered(asked_by_ingress(held.config))),
+        "rayStartParams": _params(0, needs, offered_to_ingress(held.config)),
         "template": _pod(held, rollout, "ingress", needs, ready, cpu=rollout.cpu),
     }
 
@@ -154,10 +154,11 @@ def _pod(
     rights = security(held, rollout if serves else replace(rollout, service_account=""))
     if token:
         del rights["automountServiceAccountToken"]
+    variables = _ENVIRONMENT | {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(ray_drains_s(held))}
     own_container = {
         "name": "ray",
         "image": rollout.image,
-        **(environment(held, rollout, **_ENVIRONMENT) if listens else environment_of(_ENVIRONMENT)),
+        **(environment(held, rollout, **variables) if listens else environment_of(variables)),
         "livenessProbe": _node_probe(),
         "lifecycle": leaving(),
         "resources": resources(needs, cpu),

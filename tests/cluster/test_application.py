@@ -105,6 +105,23 @@ def test_ingresses_may_be_held_to_nodes_of_their_own() -> None:
     assert (options["num_gpus"], options["resources"]) == (1.5, {"gateway_ingress": 0.001})
 
 
+def test_a_node_has_one_ingress_of_each_version() -> None:
+    """Ray has 1 of such a resource on every node, without being told of it."""
+
+    def asked(**server: Any) -> dict[str, float]:
+        held = config().model_dump(exclude_unset=True)
+        held["server"] |= {"ingress_replicas_per_node": 1, **server}
+        options = deployments(build(held))["ingress"].ray_actor_options
+        assert options is not None
+        return dict(options["resources"])
+
+    (one, other) = (asked(), asked(drain_timeout_s=7))
+    assert [*one.values()] == [*other.values()] == [1.0]
+    assert all(key.startswith("node:__internal_implicit_resource_ingress-") for key in (*one, *other))
+    assert one == asked() != other  # an upgrade's new ingress stands beside the old
+    assert [*asked(ingress_replicas_per_node=3).values()] == [1 / 3]
+
+
 def test_resources_reserve_what_is_stated_and_nothing_else() -> None:
     stated = deployments(application(config(resources={"num_cpus": 2, "num_gpus": 0.5, "neuron_cores": 1}, surge=False)))
     options = stated["m-1-synthetic"].ray_actor_options
@@ -113,6 +130,10 @@ def test_resources_reserve_what_is_stated_and_nothing_else() -> None:
     assert stated["m-1-synthetic"]._deployment_config.max_surge_percent == 0
     embedded = deployments(application(config(embedded={"kind": "synthetic", "resources": {"num_gpus": 1}})))
     assert embedded["ingress"].ray_actor_options["num_gpus"] == 1
+    assert embedded["ingress"]._deployment_config.max_surge_percent == 100
+    held = config().model_dump(exclude_unset=True)
+    held["server"]["ingress_surge"] = False
+    assert deployments(build(held))["ingress"]._deployment_config.max_surge_percent == 0
 
 
 def test_names_that_serve_does_not_take_are_told_apart() -> None:

@@ -2,7 +2,8 @@
 
     raylets.py MANIFEST OUT
 
-Writes {node: [classes of its actors]} to OUT, and asks each model of the configuration once.
+The application is deployed before the nodes join, as KubeRay does, and upgraded when it runs. Of before and after the upgrade,
+writes [{node: [classes of its actors]}] to OUT. Asks each model of the configuration once.
 """
 
 import json
@@ -25,31 +26,41 @@ ROW = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], 
 def main(manifest: str, out: str) -> None:
     spec = yaml.safe_load(Path(manifest).read_text())["spec"]
     (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
-    groups = spec["rayClusterConfig"]["workerGroupSpecs"]
+    name, args = application["name"], application["args"]
+    upgraded = args | {"server": args["server"] | {"drain_timeout_s": 3}}
     cluster = Cluster(initialize_head=True, head_node_args=options(spec["rayClusterConfig"]["headGroupSpec"]))
     names = {cluster.head_node.node_id: "head"}
-    for group in groups:
-        for _ in range(group["replicas"]):
-            names[cluster.add_node(**options(group)).node_id] = group["groupName"]
     ray.init(address=cluster.address)
     try:
         serve.start(proxy_location="Disabled")
-        try:
-            serve.run(build(application["args"]), name=application["name"], route_prefix=None)
-        except RuntimeError:  # which does not say why
-            print(serve.status().applications, file=sys.stderr)
-            raise
-        found: dict[str, list[str]] = {}
-        for actor in list_actors(detail=True, filters=[("state", "=", "ALIVE")]):
-            found.setdefault(names[actor.node_id], []).append(actor.class_name.rpartition(":")[2])
-        port = application["args"]["server"]["http_port"]
-        for model in application["args"]["models"]:
+        early = serve.RunTarget(build(args), name=name, route_prefix=None)
+        serve.run_many([early], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        for group in spec["rayClusterConfig"]["workerGroupSpecs"]:
+            for number in range(group["replicas"]):
+                names[cluster.add_node(**options(group)).node_id] = f"{group['groupName']}-{number}"
+        found = []
+        for version in (args, upgraded):
+            serve.run(build(version), name=name, route_prefix=None)
+            found.append(actors(names))
+        port = args["server"]["http_port"]
+        for model in args["models"]:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/{model['name']}/infer", ROW, timeout=30).close()
         Path(out).write_text(json.dumps(found))
+    except RuntimeError:  # which does not say why
+        print(serve.status().applications, file=sys.stderr)
+        raise
     finally:
         serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
+
+
+def actors(names: dict[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for actor in list_actors(detail=True, filters=[("state", "=", "ALIVE")]):
+        if actor.class_name != "ControlState":  # which may be anywhere
+            found.setdefault(names[actor.node_id], []).append(actor.class_name.rpartition(":")[2])
+    return found
 
 
 def options(group: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray._private import ray_constants
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
@@ -308,6 +309,9 @@ def test_a_pod_has_the_time_that_its_gateway_takes_to_end(capsys: pytest.Capture
     for kind, least_s in (("no-ray", 5 + 40 + 3), ("kserve", 5 + 40 + 3), ("ray", 5 + 2 * 40 + 10)):
         manifests = deployed(capsys, written(tmp_path, server={"drain_timeout_s": 40}), *KINDS[kind])
         assert min(all_of(manifests, "terminationGracePeriodSeconds")) > least_s
+    for pod in pods(manifests):  # at SIGTERM `ray start` ends all after 30 s, unless it is told another time
+        (drains_s,) = (each["value"] for each in pod["spec"]["containers"][0]["env"] if "DRAIN_TIMEOUT" in each["name"])
+        assert (ray_constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, drains_s) == (30, "90")
 
 
 def test_pods_are_replaced_when_their_configuration_changes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -354,7 +358,8 @@ def test_ray_puts_each_replica_where_its_pod_was_made_for_it(capsys: pytest.Capt
     assert on_neuron["rayStartParams"] == {"num-cpus": "2", "resources": "'{\"neuron_cores\": 2}'"}
     assert on_cpu["rayStartParams"] == {"num-cpus": "2"}
     held = configuration(manifests)
-    assert held["server"]["ingress_resources"] == {"gateway_ingress": 0.001, "num_gpus": 1}
+    assert held["server"]["ingress_resources"] == {"gateway_ingress": 1, "num_gpus": 1}
+    assert (held["server"]["ingress_replicas_per_node"], held["server"]["ingress_surge"]) == (1, False)
     assert [backend.get("resources") for backend in held["models"][0]["backends"]] == [
         {"num_cpus": 2, "neuron_cores": 2},
         {"num_cpus": 2},
@@ -375,11 +380,10 @@ def test_rays_autoscaler_knows_a_pod_for_each_replica(capsys: pytest.CaptureFixt
     embedded = [
         {"kind": "synthetic", "name": "a", "resources": {"special": 1.5, "num_cpus": 3}},
         {"kind": "synthetic", "name": "b", "resources": {"special": 0.2}},
-        {"kind": "torch", "name": "c", "model": "/opt/m.pt", "device": "cuda"},
-        {"kind": "torch", "name": "d", "model": "/opt/m.pt", "device": "cuda"},
+        {"kind": "torch", "name": "c", "model": "/opt/m.pt", "device": "cuda", "resources": {"num_gpus": 0.5}},
     ]
     tensors = {name: [{"name": name, "datatype": "FP32", "shape": [-1, 2]}] for name in ("inputs", "outputs")}
-    server = {"ingress_replicas": 2, "ingress_resources": {"front": 0.001, "num_cpus": 1, "memory": 5 << 40}}
+    server = {"ingress_replicas": 2, "ingress_resources": {"front": 0.001, "num_cpus": 1, "memory": 5 << 30}}
     model = {"name": "m", "max_rows": 8, **tensors, "backends": [*apart, *embedded]}
     manifests = deployed(capsys, written(tmp_path, model, server=server), "--models", "image:/opt", "--memory", "2Gi")
     spec = manifests["RayService"]["spec"]
@@ -388,16 +392,55 @@ def test_rays_autoscaler_knows_a_pod_for_each_replica(capsys: pytest.CaptureFixt
     offers = {name: kind["resources"] for name, kind in kinds.items()}
     assert offers == {
         "headgroup": {"CPU": 0, "memory": 4 << 30},
-        "ingress": {"CPU": 0, "GPU": 1, "memory": 5 << 40, "gateway_ingress": 1, "front": 1, "special": 2},
+        "ingress": {"CPU": 0, "GPU": 1, "memory": 10 << 30, "gateway_ingress": 1, "front": 1, "special": 4},
         "m-1-neuron": {"CPU": 1, "memory": 2 << 30, "neuron_cores": 1},
         "m-1-synthetic": {"CPU": 2, "GPU": 1, "memory": 3 << 30, "my-label": 1},
     }
     deployments = build_app(build(configuration(manifests)), name="m").deployments
     assert {each.name for each in deployments} == {*offers} - {"headgroup"}
     for each in deployments:
+        beside = 2 if each.name == "ingress" else 1  # an upgrade's new one
         wanted = {key: each.ray_actor_options.get(key, 0) for key in ("num_cpus", "num_gpus", "memory")}
         for key, amount in (wanted | each.ray_actor_options["resources"]).items():
-            assert offers[each.name].get({"num_cpus": "CPU", "num_gpus": "GPU"}.get(key, key), 0) >= amount
+            if not key.startswith("node:"):  # of which each node has 1
+                assert offers[each.name].get({"num_cpus": "CPU", "num_gpus": "GPU"}.get(key, key), 0) >= beside * amount
+
+
+def test_pods_that_listen_have_memory_for_an_upgrade_or_the_user_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "m.pt").write_bytes(b"0")
+    torch = {"kind": "torch", "model": "m.pt"}
+    note = "Note: an upgrade ends ingresses before it starts their successors, so that 2 of 3 answer meanwhile"
+    given = ("--memory", "3Gi")
+    for backend, server, options, expected in (
+        (torch, {}, (), 2 * 1280 + 1024),
+        (torch, {}, given, 3072),
+        (torch | {"surge": False}, {}, (), 1280 + 1024),
+        (torch, {"ingress_surge": False}, (), 1280 + 1024),
+        (torch | {"device": "cuda"}, {}, (), 1280 + 1024),
+        (torch | {"resources": {"memory": 2 << 30}}, {}, given, 4096),
+    ):
+        path = written(tmp_path, {"name": "m", "backends": [backend]}, server=server)
+        arguments = [*IMAGE, *KINDS["ray"], "--replicas", "3", *options]
+        assert main(["deploy", "kubernetes", str(path), *arguments]) == 0
+        out, told = capsys.readouterr()
+        manifests = {each["kind"]: each for each in yaml.safe_load_all(out)}
+        _, ingress = pods(manifests)
+        assert ingress["spec"]["containers"][0]["resources"]["limits"]["memory"] == f"{expected}Mi"
+        surge = configuration(manifests)["server"]["ingress_surge"]
+        assert (note in told) is not surge
+        assert surge is (expected in (2 * 1280 + 1024, 3072, 4096))
+
+
+@pytest.mark.parametrize("name", ["gateway_ingress", "node:__internal_head__"])
+def test_names_that_nodes_have_by_themselves_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    told = f"'{name}': is a name that nodes have by themselves: expected another"
+    for placement in ("embedded", "replicas"):
+        model = {"name": "m", "backends": [{"kind": "synthetic", "placement": placement, "resources": {name: 0.001}}]}
+        assert refused(capsys, written(tmp_path, model), *KINDS["ray"]) == f"model 'm': backend synthetic: resources: {told}"
+    path = written(tmp_path, server={"ingress_resources": {name: 0.001}})
+    assert refused(capsys, path, *KINDS["ray"]) == f"server.ingress_resources: {told}"
 
 
 def test_pods_that_do_not_listen_get_no_secrets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
 from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
 from ray.autoscaler.v2.utils import ResourceRequestUtil
+from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
 
+from gateway.app import build
 from gateway.cli import main
 from gateway.instances.facts import bundled
 from tests.deploying.planned_ec2 import IRIS, ROOT, files
@@ -168,7 +170,7 @@ def test_the_head_has_what_an_ingress_asks_for(tmp_path: Path) -> None:
     has = {"CPU": 0, "gateway_ingress": 1, "GPU": 1, "front": 1}
     assert cluster["available_node_types"]["head"]["resources"] == has
     (held,) = yaml.safe_load((tmp_path / "out" / "gateway" / "serve.yaml").read_text())["applications"]
-    assert held["args"]["server"]["ingress_resources"] == {"front": 0.5, "num_gpus": 1, "gateway_ingress": 0.001}
+    assert held["args"]["server"]["ingress_resources"] == {"front": 0.5, "num_gpus": 1, "gateway_ingress": 1}
     assert [backend.get("resources") for backend in held["args"]["models"][0]["backends"][:2]] == [None, None]
 
 
@@ -186,14 +188,14 @@ def test_nodes_let_the_gateway_listen_where_it_is_to(tmp_path: Path, port: int) 
     assert ("sudo sysctl -q net.ipv4.ip_unprivileged_port_start=0" in commands) is (port < 1024)
 
 
-def launched(cluster: dict[str, Any], request: dict[str, float], **availabilities: float) -> dict[str, int]:
-    """Nodes that Ray's autoscaler would start for a replica's request. availabilities: 0.0: EC2 has just not given one."""
+def launched(cluster: dict[str, Any], request: dict[str, float], replicas: int = 1, **availabilities: float) -> dict[str, int]:
+    """Nodes that Ray's autoscaler would start for replicas' requests. availabilities: 0.0: EC2 has just not given one."""
     types = AutoscalingConfig(prepared(cluster), skip_content_hash=True).get_node_type_configs()
     asked = SchedulingRequest(
         disable_launch_config_check=True,
         node_type_configs=types,
         max_num_nodes=cluster["max_workers"],
-        resource_requests=[ResourceRequestUtil.group_by_count([ResourceRequestUtil.make(request)])[0]],
+        resource_requests=ResourceRequestUtil.group_by_count([ResourceRequestUtil.make(request)] * replicas),
         recoverable_resource_availabilities={name.replace("_", "-"): value for name, value in availabilities.items()},
     )
     reply = ResourceDemandScheduler().schedule(asked)
@@ -208,6 +210,13 @@ def test_spot_is_asked_for_first_and_then_what_is_there(tmp_path: Path) -> None:
     assert launched(cluster, gpu, m_1_l4_spot=0.0) == {"m-1-l4-on-demand": 1}
     assert launched(cluster, {"CPU": 2, "neuron_cores": 2}) == {"m-1-inf2-spot": 1}
     assert launched(cluster, {"CPU": 2, "neuron_cores": 2}, m_1_inf2_spot=0.0) == {"m-1-inf2-on-demand": 1}
+
+
+def test_each_ingress_gets_a_machine_of_its_own(tmp_path: Path) -> None:
+    cluster = written(tmp_path, config(tmp_path, server={"ingress_replicas": 3}))
+    (held,) = yaml.safe_load((tmp_path / "out" / "gateway" / "serve.yaml").read_text())["applications"]
+    (asked,) = (each for each in build_app(build(held["args"]), name="m").deployments if each.name == "ingress")
+    assert launched(cluster, asked.ray_actor_options["resources"], 2) == {"ingress": 2}
 
 
 def as_aws_lists(name: str) -> dict[str, Any]:
@@ -256,6 +265,7 @@ def test_rays_own_preparation_for_aws_changes_nothing_of_it(tmp_path: Path, monk
         (("--node", "x=g6.xlarge"), {}, "--node: x: expected one of ingress, m-1-l4, m-1-inf2"),
         (("--node", "m-1-l4=g4dn.xlarge"), {}, "--node: m-1-l4=g4dn.xlarge: expected a type of the catalogue with 2 cores"),
         ((), {"server": {"http_port": 10500}}, "server.http_port: 10500: Ray's own on its nodes"),
+        ((), {"server": {"ingress_resources": {"node:x": 1}}}, "server.ingress_resources: 'node:x': is a name that nodes have"),
         ((), {"server": {"access": {"keys": "k.yaml"}}}, "server.access: is not brought onto a cluster"),
     ],
     ids=str,

@@ -85,11 +85,11 @@ def test_on_ray_each_replica_runs_in_the_pod_that_was_made_for_it(tmp_path: Path
     tensors = {
         name: [{"name": tensor, "datatype": "FP32", "shape": [-1, 2]}] for name, tensor in (("inputs", "x"), ("outputs", "y"))
     }
-    near = {"name": "near", "max_rows": 8, **tensors, "backends": [{"kind": "synthetic"}]}
+    near = {"name": "near", "max_rows": 8, **tensors, "backends": [{"kind": "synthetic", "resources": {"special": 1}}]}
     far = {"name": "far", "max_rows": 8, **tensors, "backends": [{"kind": "synthetic", "placement": "replicas", "sessions": 2}]}
     config = {"server": {"http_port": free_port(), "grpc_port": None}, "models": [near, far]}
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(config))
-    options = ["--image", "gateway:cpu", "--models", "image:/models", "--replicas", "1", "--output", str(tmp_path)]
+    options = ["--image", "gateway:cpu", "--models", "image:/models", "--replicas", "2", "--output", str(tmp_path)]
     assert main(["deploy", "kubernetes", str(tmp_path / "x.yaml"), *options]) == 0
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SERVE_"))}
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
@@ -103,8 +103,10 @@ def test_on_ray_each_replica_runs_in_the_pod_that_was_made_for_it(tmp_path: Path
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "found.json").read_text()) == {
+    placed = {
         "head": ["ServeController"],
-        "ingress": ["ingress"],
-        "far-1-synthetic": ["far-1-synthetic"],
+        "ingress-0": ["ingress"],
+        "ingress-1": ["ingress"],
+        "far-1-synthetic-0": ["far-1-synthetic"],
     }
+    assert json.loads((tmp_path / "found.json").read_text()) == [placed, placed]

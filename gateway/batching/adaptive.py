@@ -15,7 +15,8 @@ and all Q(n) by so much less, but no less than T.
 Whenever a worker is idle and something waits:
 
  1. Shed every first that cannot be in time even alone, with the luck that the load leaves room for; of a request that has
-    begun, by T at most. Who may be in time, but not by Q, goes along and bounds no batch.
+    begun, by T at most, unless that would be at the expense of others. Who may be in time, but not by Q, goes along and bounds
+    no batch.
  2. Take min(n_e, n_c, what waits).
  3. If the first in line forces a batch smaller than n_o although more waits, look ahead: walk the rest in batches of n_c over
     the workers' predicted free times. If a first would be late there, or the overload lasts, shed from the front until a batch

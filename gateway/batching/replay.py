@@ -16,6 +16,9 @@ from gateway.batching.recording import Event, RecordedBatcher, as_read
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
+FATES = ("answered", "waiting", "running", "cancelled", "failed", "handed over")
+"""What becomes of a request without an error of ours. Handed over: another backend has it."""
+
 _KEY = 8  # where the number of a shape key stands in an arrival: its own in each segment
 _UNMARKED = (1, None, 0, 0, "")  # rows, deadline, priority, shape key and own id of a request that is
 _CLOSED_VALUES = 8  # behind its reason
@@ -59,9 +62,8 @@ class PastBatch:
 class PastRequest:
     """One request. limit_ns: until when its answer was worth something; NEVER: always. added_ns: None, if before the recording.
 
-    number: what it was called in the recording; 0: nothing, so far. own_deadline_ns: what its client set. fate: "answered",
-    "waiting", "running", "cancelled", "failed", "handed over" (another backend has it), or the class of the error it was
-    refused with. ended_ns: when it met its fate.
+    number: what it was called in the recording; 0: nothing, so far. own_deadline_ns: what its client set. fate: one of `FATES`,
+    or the class of the error that it was refused with, or given up. ended_ns: when it met its fate.
     """
 
     number: int
@@ -90,6 +92,11 @@ class PastRequest:
     def pending(self) -> bool:
         """Whether it is neither answered nor given up yet."""
         return self.fate in ("waiting", "running")
+
+    @property
+    def refused(self) -> bool:
+        """Whether it was refused, or given up: so its fate is an error, whichever there are."""
+        return self.fate not in FATES
 
 
 @dataclass(frozen=True, slots=True)

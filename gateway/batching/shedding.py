@@ -56,8 +56,12 @@ def shed_hopeless(queue: Queue, view: View, hope: float, most_ns: float, shed: l
     rows = 0
     for entry in queue.entries:
         if entry[3] > view.sizes[0]:
-            begun = entry[3] < entry[4].rows  # and would have run in vain
-            alone_ns = view.alone_ns(entry[3], min(hope, 1.0) if begun else hope)
+            # What has run would have in vain. But others have their part of several workers, and those of fewer rows that wait
+            # are more that can be served in that time.
+            others = len(queue.entries) - 1
+            goes_on = not others or (view.workers == 1 and entry[3] * others <= queue.rows - entry[3])
+            goes_on = goes_on and entry[3] < entry[4].rows
+            alone_ns = view.alone_ns(entry[3], min(hope, 1.0) if goes_on else hope)
             if alone_ns > most_ns and entry[4].rows > view.sizes[-1]:
                 alone_ns = min(alone_ns, max(most_ns, view.alone_ns(entry[3], 1.0)))
             if entry[2] >= view.now_ns + alone_ns:

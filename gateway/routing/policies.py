@@ -120,8 +120,8 @@ class Route(msgspec.Struct, frozen=True):
     """candidate: None sheds the request. eta_ns: from now, of the candidate, or the least there was; inf: unknown.
 
     reason: cheapest (first in order of price), spill (not the first, the first in time), fastest (the least eta, as none is
-    comfortably in time), unknown (its speed is not known yet), canary, panic (all are ejected); late and down (shed); or the
-    policy's name.
+    comfortably in time), idle (nor in time by what was learned, but with nothing to do), unknown (its speed is not known yet),
+    canary, panic (all are ejected); late and down (shed); or the policy's name.
     """
 
     candidate: Candidate | None

@@ -97,8 +97,8 @@ class Router:
             if fit and not usable:
                 return Route(None, "down")
         if usable:
-            route = self._policy.choose(usable, request, now_ns, deadline_ns)
-            if route.reason in ("fastest", "late", "unknown"):
+            route = self._chosen(usable, request, now_ns, deadline_ns, moves=failed is not None)
+            if route.reason in ("fastest", "idle", "late", "unknown"):
                 self._unmet = True
             return route
         left = [candidate for candidate in self._serving if candidate.lane.available]
@@ -107,7 +107,8 @@ class Router:
             left = [each for each in left if each.label in stand_ins and each not in full and not each.health.ejected]
         if not left:
             return Route(None, "down")
-        return msgspec.structs.replace(self._policy.choose(left, request, now_ns, deadline_ns), reason="panic")
+        route = self._chosen(left, request, now_ns, deadline_ns, moves=failed is not None)
+        return msgspec.structs.replace(route, reason="panic")
 
     def copies(self, request: InferRequest, now_ns: int) -> Sequence[Copy]:
         """Who gets a copy of a request that `route` has sent somewhere. To be followed by `sent` for each that was made."""
@@ -224,12 +225,28 @@ class Router:
                 }
             )
         usable = [c for c in self._by_price(self._regular) if c.lane.available and not c.health.ejected]
-        route = self._policy.choose(usable, request, now_ns, deadline_ns) if usable else Route(None, "down")
+        route = self._chosen(usable, request, now_ns, deadline_ns) if usable else Route(None, "down")
         return {
             "backend": route.candidate.label if route.candidate is not None else None,
             "reason": route.reason,
             "lanes": lanes,
         }
+
+    def _chosen(
+        self, usable: Sequence[Candidate], request: InferRequest, now_ns: int, deadline_ns: int, *, moves: bool = False
+    ) -> Route:
+        """By the policy; where none is in time, who is idle: whether it is tried there is for the lane to decide.
+
+        Else all would be refused for as long as what was learned counts, though nothing runs that could tell that it is over.
+        moves: from a lane that was to serve it, which it leaves only for one that is predicted to be in time.
+        """
+        route = self._policy.choose(usable, request, now_ns, deadline_ns)
+        if route.candidate is not None or moves:
+            return route
+        idle = [candidate for candidate in usable if not candidate.lane.pending]
+        told = [(candidate, candidate.lane.forecast(request, now_ns)) for candidate in idle]
+        tries = [Route(candidate, "idle", each.total_ns) for candidate, each in told if each.workers and not each.wait_ns]
+        return min(tries, key=_eta_ns, default=route)
 
     def _taken_due(self) -> list[Copy]:
         due, self._due = self._due, []
@@ -324,3 +341,7 @@ class Router:
         """Whether it is unused for its price, and a copy is affordable that tells whether that still holds."""
         behind = bool(self._order) and 0.0 < self._order[0].usd_per_row < candidate.usd_per_row and candidate in self._regular
         return behind and not candidate.to_zero and self._spent >= candidate.next_copy_cost
+
+
+def _eta_ns(route: Route) -> float:
+    return route.eta_ns

@@ -21,12 +21,14 @@ from gateway.batching.queue import NEVER
 from gateway.batching.recording import LaneSettings
 from gateway.batching.replay import History, PastBatch, PastRequest
 from gateway.batching.service_model import ServiceModel
+from gateway.errors import TooLarge
 from gateway.why.simulation import has_stalled, left, pace_of, simulate
 from gateway.why.typical import Typical
 
 _CONVINCING: Final = 0.5
 _NEARLY_ALL: Final = 0.9
 _SECOND_NS: Final = 1_000_000_000
+_OF_REQUESTS: Final = frozenset((TooLarge.__name__,))  # what a batcher refuses for the request itself, and not for the load
 
 
 class Cause(Enum):
@@ -81,8 +83,8 @@ class Diagnosis:
 
 def missed(request: PastRequest, end_ns: int) -> bool:
     """Whether it was refused or late. end_ns: of the recording; what waits for its answer then may be late already."""
-    if request.fate in ("Overloaded", "DeadlineExceeded"):
-        return True
+    if request.refused:
+        return request.fate not in _OF_REQUESTS
     if request.fate == "answered":
         return request.ended_ns is not None and request.ended_ns > request.limit_ns
     if request.fate == "cancelled":
@@ -165,7 +167,7 @@ class _Faults:
         usual_ns = typical.batch_ns(batch)
         if id(batch) in self._slow:
             return self._slow[id(batch)] if batch.closed_ns + usual_ns <= limit_ns else None
-        if batch.answered_ns is None or batch.padded_rows == batch.rows:
+        if batch.answered_ns is None or batch.padded_rows == batch.rows or request.refused:
             return None
         padding_ns = usual_ns - typical.rows_ns(batch.rows, batch.group)
         return Cause.PADDING if padding_ns and batch.answered_ns - padding_ns <= limit_ns else None

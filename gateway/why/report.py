@@ -9,7 +9,7 @@ from typing import Any, Final
 from gateway.batching.checkpoint import thaw
 from gateway.batching.queue import NEVER
 from gateway.batching.recorded_file import LaneRecording, ModelRecording
-from gateway.batching.replay import History, PastRequest, replay
+from gateway.batching.replay import FATES, History, PastRequest, replay
 from gateway.batching.service_model import ServiceModel
 from gateway.errors import InvalidArgument
 from gateway.process.console import printable
@@ -374,7 +374,7 @@ def _fate(life: dict[str, Any]) -> str:
         if limit_ms is not None and ended_ms > limit_ms:
             return f"answered after {ended_ms:.1f} ms, {ended_ms - limit_ms:.1f} ms late"
         return f"answered after {ended_ms:.1f} ms, in time"
-    if fate in ("waiting", "running", "cancelled", "failed", "handed over"):
+    if fate in FATES:
         return str(fate) if ended_ms is None else f"{fate} after {ended_ms:.1f} ms"
     return f"refused after {ended_ms:.1f} ms ({fate})"
 

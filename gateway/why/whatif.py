@@ -44,7 +44,7 @@ def as_it_was(diagnosis: Diagnosis) -> WhatIf:
     """What was recorded; not simulated. What neither was late nor has ended counts as in time."""
     history = diagnosis.history
     kept = _stayed(history.kept)
-    good = sum(not missed(request, history.end_ns) and request.fate != "failed" for request in kept)
+    good = sum((request.fate == "answered" or request.pending) and not missed(request, history.end_ns) for request in kept)
     latencies_ns = [
         request.ended_ns - request.arrival_ns for request in kept if request.fate == "answered" and request.ended_ns is not None
     ]

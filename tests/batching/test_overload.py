@@ -196,19 +196,27 @@ def test_a_request_that_may_be_late_runs_while_little_else_comes(rows: int, row_
         assert bool(step.batches) == tried
 
 
-def test_a_large_request_that_has_just_come_or_begun_is_not_late_by_its_spread_alone() -> None:
-    batcher = batcher_of(slo_ms=25, max_rows=8, stance=PLANNED)
+@pytest.mark.parametrize(("workers", "others", "turns"), [(1, (), 3), (1, (1, 1), 1), (2, (), 3), (2, (48,), 1)])
+def test_a_large_request_that_has_just_come_or_begun_is_not_late_by_its_spread_alone(
+    workers: int, others: tuple[int, ...], turns: int
+) -> None:
+    """But what is left of it is, if others of fewer rows wait, or have their part of several workers."""
+    batcher = batcher_of(slo_ms=25, max_rows=8, workers=workers, stance=PLANNED)
     batcher.service.restore(kept_model({None: kept_curve(4, 0.5, 8, spread=1.3)}))  # 24 rows: T is 24 ms, Q 26.4
     for number in range(38):  # they keep the worker busy for 24 of 26 ms
         now_ms = 26 * number
-        add(batcher, request(now_ms, rows=24))
+        large = request(now_ms, rows=24 * workers)
+        add(batcher, large)
         reasons = []
         for at_ms in (now_ms, now_ms + 8, now_ms + 16):
-            for batch in batcher.step(at_ms * MS, 1).batches:
-                reasons.append(batch.reason)
+            for batch in batcher.step(at_ms * MS, workers).batches:
+                if batch.parts[0].request is large:
+                    reasons.append(batch.reason)
                 batcher.finished(batch, (at_ms + 8) * MS, 8 * MS, ok=False)  # which teaches nothing
-        batcher.step((now_ms + 26) * MS - 1, 1)
-    assert len(reasons) == 3
+            for rows in others if number == 37 and at_ms == now_ms else ():
+                add(batcher, request(now_ms + 1, rows=rows))
+        batcher.step((now_ms + 26) * MS - 1, workers)
+    assert len(reasons) == turns * workers
     assert "probe" not in reasons
 
 

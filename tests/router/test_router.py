@@ -4,7 +4,7 @@ import pytest
 
 from gateway.config import Ejection, Routing
 from gateway.routing.health import Health
-from gateway.routing.policies import POLICIES, Candidate, Cheapest
+from gateway.routing.policies import POLICIES, Candidate, Cheapest, Route
 from gateway.routing.router import Copy, Router
 from tests.router.candidates import MS, StatedLane, candidate, lane_of, request
 
@@ -49,6 +49,25 @@ def test_if_none_is_comfortably_in_time_the_least_eta_is_taken_and_past_the_dead
     assert chosen(router) == ("dear", "fastest")
     lane_of(dear).wait_ms = 91
     assert chosen(router) == (None, "late")
+
+
+def test_past_the_deadline_one_that_is_idle_gets_the_request_and_none_that_is_moved() -> None:
+    cheap, dear = candidate("cheap", 10, 0.1, equivalents=("dear",)), candidate("dear", 10, 1.0, equivalents=("cheap",))
+    router = router_of(cheap, dear)
+    lane_of(cheap).own_ms, lane_of(dear).own_ms = 130, 120
+    for _ in range(2):
+        assert chosen(router) == ("dear", "idle")
+        told = router.explain(request(), 0)
+        assert (told["backend"], told["reason"]) == ("dear", "idle")
+        assert router.route(request(), 0, failed=cheap) == Route(None, "late", 120 * MS)
+        cheap.health.eject(0)  # so is one of those that remain
+    dear.health.eject(0)
+    assert chosen(router) == ("dear", "panic")
+    lane_of(dear).pending = 1
+    assert chosen(router) == ("cheap", "panic")
+    for busy in ({"pending": 1}, {"wait_ms": 1.0}, {"workers": 0}):
+        cheap.lane = StatedLane(130, **busy)
+        assert chosen(router)[0] is None
 
 
 def test_a_clients_own_deadline_counts_as_the_slo_does() -> None:

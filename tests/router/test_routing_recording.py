@@ -139,6 +139,8 @@ def test_a_request_that_routing_refused_is_found_by_its_id(tmp_path: Path, capsy
     async def main(clock: SimulatedClock) -> bytes:
         fleet = Fleet(clock, (CPU, GPU))
         await drive(fleet, poisson(lambda second: 200.0, 0.5, 3))
+        for lane in fleet.lanes:
+            lane.submit(fleet.request(), lambda answer: None)
         now_ns = clock.now_ns()
         request = InferRequest("m", "1", "mine", fleet.request(rows=2).inputs, 2, now_ns, deadline_ns=now_ns + 1000)
         with pytest.raises(Overloaded):

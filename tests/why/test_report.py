@@ -4,7 +4,7 @@ import pytest
 
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
-from gateway.errors import Overloaded
+from gateway.errors import InVain, Overloaded, TooLarge
 from gateway.routing.replay import Unserved
 from gateway.types import InferRequest
 from gateway.why.causes import Cause
@@ -13,10 +13,13 @@ from gateway.why.unserved import cause_of
 from tests.why.recorded import MIB, MS, S
 
 
-def lane(label: str, max_queue_rows: int, usd_per_hour: float = 0.0, *, lent: bool = False) -> RecordedBatcher:
+def lane(
+    label: str, max_queue_rows: int, usd_per_hour: float = 0.0, *, lent: bool = False, policy: str = "greedy", max_rows: int = 1
+) -> RecordedBatcher:
     settings = LaneSettings(
         label=label,
-        policy="greedy",
+        policy=policy,
+        max_rows=max_rows,
         max_queue_rows=max_queue_rows,
         slo_ns=50 * MS,
         session_usd_per_hour=usd_per_hour,
@@ -24,12 +27,13 @@ def lane(label: str, max_queue_rows: int, usd_per_hour: float = 0.0, *, lent: bo
     )
     batcher = settings.batcher(Ring(MIB, settings))
     assert isinstance(batcher, RecordedBatcher)
+    batcher.service.probe(None, max_rows, [10 * MS] * 2)
     batcher.record()
     return batcher
 
 
-def request(own_id: str, arrival_ns: int) -> InferRequest:
-    return InferRequest("m", "1", own_id, {}, 1, arrival_ns)
+def request(own_id: str, arrival_ns: int, rows: int = 1) -> InferRequest:
+    return InferRequest("m", "1", own_id, {}, rows, arrival_ns)
 
 
 def test_what_another_backend_takes_over_is_no_miss_of_the_first() -> None:
@@ -267,3 +271,25 @@ def test_what_the_model_failed_was_not_in_time_and_would_not_have_been(answered:
     assert as_json([found])[0]["failed"] == failed
     (life,) = of_request([found], "second")
     assert (life["fate"], life["would_have"]) == ("failed", {})
+
+
+def test_what_was_given_up_in_part_is_late_and_what_is_too_large_neither_that_nor_in_time() -> None:
+    batcher = lane("only", 64, policy="adaptive", max_rows=8)
+    large = request("large", S, 32)  # four batches of 10 ms, within 50
+    batcher.add(large, S)
+    (batch,) = batcher.step(S, 1).batches
+    batcher.finished(batch, S + 10 * MS, 10 * MS, True)
+    ((shed, error),) = batcher.step(S + 30 * MS, 1).shed
+    assert (shed, type(error)) == (large, InVain)
+    with pytest.raises(TooLarge):
+        batcher.add(request("too large", S + 40 * MS, 33), S + 40 * MS)
+    batcher.add(request("small", S + 50 * MS), S + 50 * MS)
+    (batch,) = batcher.step(S + 50 * MS, 1).batches
+    batcher.finished(batch, S + 60 * MS, 10 * MS, True)
+    assert batcher.ring is not None
+    data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+    found = answer(unpacked(data, "here")[0], "here")
+    assert [miss.request.own_id for miss in found.lanes[0].diagnosis.misses] == ["large"]
+    assert found.lanes[0].cases[0].in_time == pytest.approx(1 / 3)
+    (life,) = of_request([found], "large")
+    assert "\n  refused after 30.0 ms (InVain)\n" in life_told(life)

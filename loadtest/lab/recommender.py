@@ -156,7 +156,7 @@ class Lab:
         if isinstance(event, TakenBack):
             self._taken_back[event.entrant] += 1
         elif isinstance(event, Profiled) and not event.failure:
-            self._profiles[event.group] = event
+            self._profiles[event.group] = event.beside(self._profiles.get(event.group))
         elif isinstance(event, Measured):
             self._disturbed = not event.valid
             if event.valid and not event.failure:

@@ -48,6 +48,7 @@ class Knowledge:
             entrant.name: Standing(entrant, question.required, question.limit_ms) for entrant in question.entrants
         }
         self.profiles: dict[str, Profiled] = {}
+        self._profiled: dict[str, list[Entrant]] = {}  # by group, who was
         self.agreed: dict[tuple[str, str], Agreed] = {}
         self.failed: set[object] = set()
         self.short_s: dict[str, float] = {}  # entrant -> the last comparison of its answers, of those that were too short
@@ -82,7 +83,8 @@ class Knowledge:
             if event.failure:
                 self._fail(entrant, event.failure, lambda other: other.group)
             else:
-                self.profiles[event.group] = event
+                self.profiles[event.group] = event.beside(self.profiles.get(event.group))
+                self._profiled.setdefault(event.group, []).append(entrant)
             self._started(entrant, event)
             return
         standing = self.standings[event.entrant]
@@ -213,11 +215,10 @@ class Knowledge:
         return sorted(claimed, key=lambda each: self.question.cost(each.entrant, each.peak_rps or held * each.held_rps))
 
     def lacks_profile(self, standing: Standing) -> bool:
-        """Whether its group has none, or one with fewer sessions, of which nothing was predicted for it yet."""
-        if (profile := self.profiles.get(standing.entrant.group)) is None:
-            return True
-        narrower = profile.entrant and standing.entrant.sessions > self.standings[profile.entrant].entrant.sessions
-        return bool(narrower) and not standing.predictions
+        """Whether its group has none, or none of as many sessions and rows, and nothing was predicted for it yet."""
+        profiled = self._profiled.get(standing.entrant.group, ())
+        covered = any(fits(standing.entrant, each) for each in profiled)
+        return not profiled or not (covered or standing.predictions)
 
     def claims(self, shortlist: Sequence[Standing]) -> list[Standing]:
         """Those with a proven rate, the cheapest at that first."""
@@ -307,8 +308,17 @@ class Knowledge:
 
 
 def widest(entrants: Iterable[Entrant]) -> Entrant:
-    """The one with most sessions: a profile of it serves its group."""
-    return max(entrants, key=lambda entrant: entrant.sessions)
+    """The one with most sessions, and rows: a profile of it serves its group."""
+    return max(entrants, key=width)
+
+
+def width(entrant: Entrant) -> tuple[int, int]:
+    return entrant.sessions, entrant.max_rows
+
+
+def fits(entrant: Entrant, other: Entrant) -> bool:
+    """Whether the other has at least as many sessions and rows: the entrant needs no more memory, and shares its profile."""
+    return entrant.sessions <= other.sessions and entrant.max_rows <= other.max_rows
 
 
 def narrowest(entrants: Iterable[Entrant], failed: Collection[str] = ()) -> Entrant:

@@ -242,9 +242,8 @@ class _Search:
                 entrants = [standing.entrant for standing in members]
                 fails = group not in known.profiles and known.has_failed(entrants[0])
                 asked = narrowest(entrants) if fails else widest(entrants)
-                rows = powers_up_to(max(each.entrant.max_rows for each in known.contenders if each.entrant.group == group))
                 if known.affords(seconds + known.start_s, asked, besides_usd_per_hour=per_hour):
-                    together.append(Profile(asked.name, group, rows, asked.sessions, seconds))
+                    together.append(Profile(asked.name, group, powers_up_to(asked.max_rows), asked.sessions, seconds))
                     per_hour += asked.usd_per_hour
                 elif not together:  # else the money may do for it alone
                     self._lack(seconds + known.start_s, "a profile of", [standing.entrant.name for standing in members])

@@ -202,22 +202,22 @@ def test_where_one_did_not_start_to_be_compared_the_narrowest_is_when_all_others
     lab = SimulatedLab(question, TRUTHS | {each.name: Truth(120) for each in question.entrants[2:]} | failing)
     asked = before_loads(question, lab)
     assert asked == [
-        ("fp32", "Agree"), ("int8", "Agree"), ("bf16 4x8", "Agree"), ("fp32", "Profile"),
-        ("bf16 1x8", "Agree"), ("bf16 2x8", "Profile"),
+        ("fp32", "Agree"), ("int8", "Agree"), ("bf16 4x32", "Agree"), ("fp32", "Profile"),
+        ("bf16 1x8", "Agree"), ("bf16 2x32", "Profile"),
     ]  # fmt: skip
     out = out_of(resumed(dataclasses.replace(question, parallel=1), lab))
-    assert out["bf16 4x8"] == "did not start: out of memory"
-    assert out["bf16 4x32"] == "not tried; with 4 sessions: did not start: out of memory"
+    assert out["bf16 4x32"] == "did not start: out of memory"
+    assert out["bf16 4x8"] == "not tried; with 4 sessions: did not start: out of memory"
 
 
 @pytest.mark.parametrize(
     ("reference", "min_agreement", "expected"),
     [
-        ("fp32", 0.999, ["fp32 Agree", "bf16 4x8 Agree", "fp32 Profile", "bf16 1x8 Agree"]),
-        ("fp32", None, ["fp32 Agree", "bf16 4x8 Agree", "fp32 Profile", "bf16 1x8 Profile"]),
+        ("fp32", 0.999, ["fp32 Agree", "bf16 4x32 Agree", "fp32 Profile", "bf16 1x8 Agree"]),
+        ("fp32", None, ["fp32 Agree", "bf16 4x32 Agree", "fp32 Profile", "bf16 1x8 Profile"]),
         ("bf16 4x8", 0.999, ["bf16 4x8 Agree", "bf16 1x8 Agree", "fp32 Agree", "fp32 Profile"]),
         ("bf16 1x8", None, ["bf16 1x8 Agree", "bf16 1x32 Agree", "fp32 Agree", "fp32 Profile"]),
-        ("", None, ["fp32 Profile", "bf16 4x8 Profile", "bf16 1x8 Profile"]),
+        ("", None, ["fp32 Profile", "bf16 4x32 Profile", "bf16 1x8 Profile"]),
     ],
 )
 def test_who_starts_with_none_of_its_settings_costs_two_starts(

@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -27,7 +28,6 @@ from loadtest.search.events import (
     of_one,
 )
 from loadtest.search.standing import Standing, misses
-from loadtest.wording import counted
 
 UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
 CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
@@ -37,8 +37,9 @@ MOST_INVALID = 3  # runs in a row; then the others come first
 class Knowledge:
     """All that the events so far tell. It is a function of them alone, so that a search goes on from its journal.
 
-    standings: by entrant. profiles: by group. agreed: by entrant and reference, as far as answers were compared. failed: of
-    which groups and kin the last server that was tried failed. taken_back: how often the entrant's machine was.
+    standings: by entrant. profiles: by group. agreed: by entrant and reference, as far as answers were compared. failed: by
+    group and kin, whose servers failed and how, until one shows that it was by chance. taken_back: how often the entrant's
+    machine was.
     """
 
     def __init__(self, question: Question, events: Sequence[Entry]) -> None:
@@ -50,7 +51,7 @@ class Knowledge:
         self.profiles: dict[str, Profiled] = {}
         self._profiled: dict[str, list[Entrant]] = {}  # by group, who was
         self.agreed: dict[tuple[str, str], Agreed] = {}
-        self.failed: set[object] = set()
+        self.failed: defaultdict[object, list[tuple[Entrant, str]]] = defaultdict(list)
         self.short_s: dict[str, float] = {}  # entrant -> the last comparison of its answers, of those that were too short
         self.taken_back: Counter[str] = Counter()
         self.spent = Spent(question)
@@ -85,6 +86,8 @@ class Knowledge:
             else:
                 self.profiles[event.group] = event.beside(self.profiles.get(event.group))
                 self._profiled.setdefault(event.group, []).append(entrant)
+                for key in (event.group, kin(entrant)):
+                    self.failed[key] = [each for each in self.failed[key] if not fits(each[0], entrant)]
             self._started(entrant, event)
             return
         standing = self.standings[event.entrant]
@@ -92,7 +95,7 @@ class Knowledge:
             self.agreed[event.entrant, self._compared_with(event)] = event
             self._is_up(event.entrant, True)
             if not event.failure:
-                self.failed.discard(kin(standing.entrant))
+                self.failed[kin(standing.entrant)] = []
             elif of_one(event) and (self.question.min_agreement is not None or event.failure.startswith(NOT_STARTED)):
                 self._fail(standing.entrant, event.failure, kin)
             return
@@ -110,27 +113,26 @@ class Knowledge:
             standing.out = event.failure
 
     def _fail(self, entrant: Entrant, failure: str, alike: Callable[[Entrant], object]) -> None:
-        """Its server failed: so would those of as many sessions that are alike. Where two do, so would those of more.
+        """Its server failed: so would those that are alike, of as many sessions and rows, where a narrower one is left.
 
-        A server of fewer sessions may need less memory; where there is none of fewer, another may by its settings, or this one
-        failed by chance. What nothing mends fails twice, and is tried no more.
+        That may need less memory; where there is none, another may by its settings, or this one failed by chance. What nothing
+        mends fails twice in the same way, or three times, and is tried no more.
         """
         standing = self.standings[entrant.name]
         standing.out = standing.out or failure
         others = [each for each in self.standings.values() if alike(each.entrant) == alike(entrant)]
-        fewest = ", the fewest" * (entrant.sessions == min(each.entrant.sessions for each in others))
-        told = f"not tried; with {counted(entrant.sessions, 'session')}{fewest}: {failure}"
-        narrower = any(not each.out and each.entrant.sessions < entrant.sessions for each in others)
-        twice = self.has_failed(entrant)
+        before = self.failures(entrant)
+        decided = len(before) > 1 or any(in_general(why) == in_general(failure) for _, why in before)
+        narrower = any(not each.out and width(each.entrant) < width(entrant) for each in others)
+        failed = [entrant] * (decided or narrower) + [each for each, _ in before if decided]
         for other in others:
-            equal = other.entrant.sessions == entrant.sessions and narrower
-            if (equal or (other.entrant.sessions >= entrant.sessions and twice)) and not other.runs:
-                other.out = other.out or told
-        self.failed.add(alike(entrant))
+            if any(fits(each, other.entrant) for each in failed) and not (other.runs or other.out):
+                other.out, other.untried = failure, entrant.name
+        self.failed[alike(entrant)].append((entrant, failure))
 
-    def has_failed(self, entrant: Entrant) -> bool:
-        """Whether the last server of those like it that was tried failed."""
-        return entrant.group in self.failed or kin(entrant) in self.failed
+    def failures(self, entrant: Entrant) -> list[tuple[Entrant, str]]:
+        """Of servers like its own."""
+        return self.failed[entrant.group] + self.failed[kin(entrant)]
 
     def share_agreements(self) -> None:
         """What is known of one of a numerics holds for all of it. Where its server failed another is asked, unless nothing
@@ -310,6 +312,11 @@ class Knowledge:
 def widest(entrants: Iterable[Entrant]) -> Entrant:
     """The one with most sessions, and rows: a profile of it serves its group."""
     return max(entrants, key=width)
+
+
+def in_general(failure: str) -> str:
+    """Without its numbers: times, ports and sizes differ from one time to the next."""
+    return re.sub(r"\d+", "", failure)
 
 
 def width(entrant: Entrant) -> tuple[int, int]:

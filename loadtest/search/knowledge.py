@@ -52,7 +52,7 @@ class Knowledge:
         self._profiled: dict[str, list[Entrant]] = {}  # by group, who was
         self.agreed: dict[tuple[str, str], Agreed] = {}
         self.failed: defaultdict[object, list[tuple[Entrant, str]]] = defaultdict(list)
-        self.short_s: dict[str, float] = {}  # entrant -> the last comparison of its answers, of those that were too short
+        self.short: dict[str, Agreed] = {}  # entrant -> the last comparison of its answers, of those that were too short
         self.taken_back: Counter[str] = Counter()
         self.spent = Spent(question)
         self.start_s = question.start_s  # what the last start took, as far as it is known
@@ -154,7 +154,7 @@ class Knowledge:
         if isinstance(event, Profiled | Measured) and cut_off(event):
             self.start_s = max(self.start_s, event.start_s)  # it takes longer
         if isinstance(event, Agreed) and event.short_s:
-            self.short_s[event.entrant] = event.short_s
+            self.short[event.entrant] = event
 
     def _end(self, event: Event) -> None:
         if isinstance(event, Profiled):
@@ -292,7 +292,8 @@ class Knowledge:
 
     def agree_seconds(self, entrant: Entrant) -> float:
         """As `budget.agree_seconds`."""
-        return agree_seconds(self.left_seconds(), self.short_s.get(entrant.name, 0.0))
+        short = self.short.get(entrant.name)
+        return agree_seconds(self.left_seconds(), short.short_s if short else 0.0)
 
     @property
     def has_compared_enough(self) -> bool:

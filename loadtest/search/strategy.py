@@ -137,7 +137,7 @@ class _Search:
         for entrants in by_numerics(self._question.entrants):
             left = [entrant for entrant in entrants if self._awaits_agreement(known.standings[entrant.name])]
             new = [entrant for entrant in left if not known.failed[kin(entrant)]]
-            tried = any(known.failed[kin(each)] or each.name in known.short_s for each in entrants)
+            tried = any(known.failed[kin(each)] or each.name in known.short for each in entrants)
             if left and (again or not tried):
                 failed = {entrant.group for entrant in entrants if known.standings[entrant.name].out}
                 found.append(widest(new) if new else narrowest(left, failed))
@@ -208,14 +208,15 @@ class _Search:
         agreed = known.agreed.get(pair)
         if agreed is None or (again and agreed.failure.startswith(NO_REFERENCE)):
             spent = known.has_compared_enough
-            if spent or not known.affords(LEAST_SECONDS, entrant):
+            ended = spent or not known.affords(LEAST_SECONDS, entrant)
+            if ended and entrant.name not in known.short:
                 half = f"{percent(AGREE_MOST)} of it had gone to comparisons of answers before that of"
                 if spent:
                     self._unreached.setdefault(half, []).append(entrant.name)
                 else:
                     self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
                 return Agreed(entrant.name, failure=f"was not compared: {UNREACHED}")
-            agreed = yield from self._compare_now(entrant)
+            agreed = known.short[entrant.name] if ended else (yield from self._compare_now(entrant))
         while again and agreed.short_s and self._is_open(agreed) and known.has_longer(entrant, agreed.short_s):
             agreed = yield from self._compare_now(entrant)
         if again and agreed.short_s and self._is_open(agreed):

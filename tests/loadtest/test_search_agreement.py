@@ -369,6 +369,7 @@ def test_a_comparison_that_was_too_short_is_no_evidence_and_lasts_longer_next_ti
     assert outcome.standings[1].unreached
     short_s = lab.experiments[1].seconds  # type: ignore[union-attr]  # a comparison
     assert "".join(*outcome.lacking) == f"{short_s:.0f} s were too short for a comparison of the answers of bf16"
+    assert resumed(dataclasses.replace(question, seconds=300), lab).lacking == outcome.lacking
     outcome = resumed(dataclasses.replace(question, seconds=2 * question.seconds), lab)
     assert [each.seconds for each in lab.experiments if isinstance(each, Agree)] == [60.0, short_s, 2 * short_s]
     assert (outcome.winner, outcome.lacking) == ("bf16", ())

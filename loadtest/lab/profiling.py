@@ -36,9 +36,10 @@ P90_SIGMAS = 1.2816  # of a normal distribution, above its median
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """What the server counted: rows of a batch -> (executions, their total ns)."""
+    """What the server counted: rows of a batch -> (executions, their total ns), and in its queue (requests, their total ns)."""
 
     by_rows: dict[int, tuple[int, int]]
+    queue: tuple[int, int] = (0, 0)
 
     def since(self, before: "BatchStatistics") -> "BatchStatistics":
         """What was added after `before`."""
@@ -47,7 +48,14 @@ class BatchStatistics:
             old_count, old_ns = before.by_rows.get(rows, (0, 0))
             if count > old_count:
                 added[rows] = count - old_count, ns - old_ns
-        return BatchStatistics(added)
+        count, ns = self.queue
+        return BatchStatistics(added, (count - before.queue[0], ns - before.queue[1]))
+
+    @property
+    def queue_ms(self) -> float:
+        """What a request waited there on average; 0 if that is not known."""
+        count, ns = self.queue
+        return ns / count / 1e6 if count > 0 else 0.0
 
     def mean_ms(self, rows: int) -> float | None:
         count, ns = self.by_rows.get(rows, (0, 0))
@@ -55,20 +63,23 @@ class BatchStatistics:
 
 
 def batch_statistics(statistics: dict[str, object]) -> BatchStatistics:
-    """Read the v2 statistics extension's answer for one model. Source: Triton `extension_statistics.md`, batch_stats."""
+    """Read the v2 statistics extension's answer for one model. Source: Triton `extension_statistics.md`."""
     by_rows: dict[int, tuple[int, int]] = {}
+    waited_count = waited_ns = 0
     models = statistics.get("model_stats")
     for model in models if isinstance(models, list) else ():
+        waited = model.get("inference_stats", {}).get("queue", {})
+        waited_count, waited_ns = waited_count + waited.get("count", 0), waited_ns + waited.get("ns", 0)
         for entry in model.get("batch_stats", ()):
             infer = entry["compute_infer"]
             count, ns = by_rows.get(entry["batch_size"], (0, 0))
             by_rows[entry["batch_size"]] = count + infer["count"], ns + infer["ns"]
-    return BatchStatistics(by_rows)
+    return BatchStatistics(by_rows, (waited_count, waited_ns))
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """overhead_ms: the client's time less the model's, one request alone.
+    """overhead_ms: the client's time less the model's and the wait for a batch, one request alone.
 
     saturated_rps: requests of the payload's size answered per second when all sessions have full batches; None if none was.
     """
@@ -122,7 +133,7 @@ async def profile(
         else:
             return math.inf
         executed = (await look()).since(before)
-        client_ms = result.service.mean
+        client_ms = result.service.mean - executed.queue_ms  # that wait is simulated; others of the group have another
         model_ms = executed.mean_ms(n)
         if executed.by_rows and model_ms is None:
             return client_ms

@@ -156,7 +156,7 @@ class Lab:
         if isinstance(event, TakenBack):
             self._taken_back[event.entrant] += 1
         elif isinstance(event, Profiled) and not event.failure:
-            self._profiles[event.group] = event
+            self._profiles[event.group] = event.beside(self._profiles.get(event.group))
         elif isinstance(event, Measured):
             self._disturbed = not event.valid
             if event.valid and not event.failure:
@@ -269,21 +269,21 @@ class Lab:
     def _predict(self, candidate: CandidateSetup) -> tuple[float, str]:
         """The rate, and why it is 0."""
         profiled = self._profiles[candidate.group]
-        slower = self._slowdown.get(candidate.name, 1.0)
+        slower, batching = self._slowdown.get(candidate.name, 1.0), batching_of(candidate)
         rps = predicted_rps(
             tuple(replace(timing, ms=timing.ms * slower) for timing in profiled.timings),
             overhead_ms=profiled.overhead_ms,
             slo=self._spec.slo,
-            batching=batching_of(candidate),
+            batching=batching,
             sessions=candidate.sessions,
             max_rows=candidate.max_rows,
             rows_per_request=self._spec.payload.rows,
             lengths=self._lengths_of(candidate),
             seed=self._spec.seed,
         )
-        if profiled.saturated_rps is not None:
-            rps = min(rps, SATURATED_SHARE * profiled.saturated_rps)
-        alone_ms = profiled.timings[0].ms + profiled.overhead_ms
+        rps = min(rps, SATURATED_SHARE * (profiled.saturated_rps or math.inf))
+        delay_ms = batching.max_delay_ms if batching.policy == "fixed" else 0.0
+        alone_ms = profiled.timings[0].ms + profiled.overhead_ms + delay_ms
         if not rps and profiled.disturbed:
             return rps, "could not be measured: other work on the machine disturbed its profile"
         return rps, "" if rps else f"one request alone takes {alone_ms:.3g} ms, and {self._spec.slo} is asked"

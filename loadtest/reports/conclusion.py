@@ -243,8 +243,9 @@ def _pareto_agreement(reports: Sequence[CandidateReport]) -> tuple[FrontPoint, .
 
 def _named(reports: list[CandidateReport], outcome: SearchOutcome) -> tuple[CandidateReport, ...]:
     """In order of rank, each with its letter and with what tells it from the others."""
-    told = differences(reports)
-    named = [replace(report, differs=differs) for report, differs in zip(reports, told, strict=True)]
+    told = dict(zip((report.name for report in reports), differences(reports), strict=True))
+    whose = {each.entrant.name: f"not tried, as {told[each.untried]} failed: " for each in outcome.standings if each.untried}
+    named = [replace(report, differs=told[report.name], out=whose.get(report.name, "") + report.out) for report in reports]
     ranked = sorted(named, key=lambda report: (report.name != outcome.winner, *_order(report)))
     named = [replace(report, letter=letters(place)) for place, report in enumerate(ranked)]
     return tuple(named)

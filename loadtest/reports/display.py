@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loadtest.measuring.progress import Progress
     from loadtest.search.events import Event, Experiment, Question
 
-LONGEST_NAME: Final = 34
+LONGEST_NAME: Final = 34  # in a terminal; of a longer one the end is shown, where its settings are
 ERASE: Final = "\r\x1b[2K"
 VERDICTS: Final = {"pass": ("kept", "green"), "fail": ("missed", "red"), "undecided": ("undecided", "yellow")}
 
@@ -33,7 +33,9 @@ class Display:
         self._question = question
         self._names = names
         self._paid = paid
-        self._width = min(LONGEST_NAME, max(map(len, names.values()), default=0))
+        self._width = max(map(len, names.values()), default=0)
+        if console.is_terminal:
+            self._width = min(LONGEST_NAME, self._width)
         self._seconds = 0.0
         self._usd = 0.0
         self._looks = 0
@@ -86,7 +88,10 @@ class Display:
         return f"{clock(self._seconds)} {what:8} {self._name(experiment.entrant)}"
 
     def _name(self, entrant: str) -> str:
-        return f"{self._names[entrant][: self._width]:{self._width}}"
+        name = self._names[entrant]
+        if len(name) > self._width:
+            name = f"…{name[len(name) - self._width + 1 :]}"
+        return f"{name:{self._width}}"
 
     def _found(self, event: "Event") -> tuple[str, str, str]:
         """What to tell of a measurement: its figures, its verdict, and the verdict's style."""

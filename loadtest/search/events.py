@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from loadtest.prices.costs import cost_per_million, fleet_usd_per_hour, replicas_for
@@ -230,6 +230,14 @@ class Profiled:
     overlap_s: float = 0.0
     beside_usd: float = 0.0
     entrant: str = ""
+
+    def beside(self, before: "Profiled | None") -> "Profiled":
+        """With what the one before told of their group: it may be of more rows, or of more sessions."""
+        if before is None:
+            return self
+        timings = {(timing.rows, timing.concurrency): timing for timing in (*before.timings, *self.timings)}
+        saturated_rps = max(before.saturated_rps or 0.0, self.saturated_rps or 0.0) or None
+        return replace(self, timings=tuple(timings[size] for size in sorted(timings)), saturated_rps=saturated_rps)
 
 
 @dataclass(frozen=True, slots=True)

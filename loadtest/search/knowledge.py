@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -27,7 +28,6 @@ from loadtest.search.events import (
     of_one,
 )
 from loadtest.search.standing import Standing, misses
-from loadtest.wording import counted
 
 UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
 CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
@@ -37,8 +37,9 @@ MOST_INVALID = 3  # runs in a row; then the others come first
 class Knowledge:
     """All that the events so far tell. It is a function of them alone, so that a search goes on from its journal.
 
-    standings: by entrant. profiles: by group. agreed: by entrant and reference, as far as answers were compared. failed: of
-    which groups and kin the last server that was tried failed. taken_back: how often the entrant's machine was.
+    standings: by entrant. profiles: by group. agreed: by entrant and reference, as far as answers were compared. failed: by
+    group and kin, whose servers failed and how, until one shows that it was by chance. taken_back: how often the entrant's
+    machine was.
     """
 
     def __init__(self, question: Question, events: Sequence[Entry]) -> None:
@@ -48,9 +49,10 @@ class Knowledge:
             entrant.name: Standing(entrant, question.required, question.limit_ms) for entrant in question.entrants
         }
         self.profiles: dict[str, Profiled] = {}
+        self._profiled: dict[str, list[Entrant]] = {}  # by group, who was
         self.agreed: dict[tuple[str, str], Agreed] = {}
-        self.failed: set[object] = set()
-        self.short_s: dict[str, float] = {}  # entrant -> the last comparison of its answers, of those that were too short
+        self.failed: defaultdict[object, list[tuple[Entrant, str]]] = defaultdict(list)
+        self.short: dict[str, Agreed] = {}  # entrant -> the last comparison of its answers, of those that were too short
         self.taken_back: Counter[str] = Counter()
         self.spent = Spent(question)
         self.start_s = question.start_s  # what the last start took, as far as it is known
@@ -82,7 +84,10 @@ class Knowledge:
             if event.failure:
                 self._fail(entrant, event.failure, lambda other: other.group)
             else:
-                self.profiles[event.group] = event
+                self.profiles[event.group] = event.beside(self.profiles.get(event.group))
+                self._profiled.setdefault(event.group, []).append(entrant)
+                for key in (event.group, kin(entrant)):
+                    self.failed[key] = [each for each in self.failed[key] if not fits(each[0], entrant)]
             self._started(entrant, event)
             return
         standing = self.standings[event.entrant]
@@ -90,7 +95,7 @@ class Knowledge:
             self.agreed[event.entrant, self._compared_with(event)] = event
             self._is_up(event.entrant, True)
             if not event.failure:
-                self.failed.discard(kin(standing.entrant))
+                self.failed[kin(standing.entrant)] = []
             elif of_one(event) and (self.question.min_agreement is not None or event.failure.startswith(NOT_STARTED)):
                 self._fail(standing.entrant, event.failure, kin)
             return
@@ -108,27 +113,26 @@ class Knowledge:
             standing.out = event.failure
 
     def _fail(self, entrant: Entrant, failure: str, alike: Callable[[Entrant], object]) -> None:
-        """Its server failed: so would those of as many sessions that are alike. Where two do, so would those of more.
+        """Its server failed: so would those that are alike, of as many sessions and rows, where a narrower one is left.
 
-        A server of fewer sessions may need less memory; where there is none of fewer, another may by its settings, or this one
-        failed by chance. What nothing mends fails twice, and is tried no more.
+        That may need less memory; where there is none, another may by its settings, or this one failed by chance. What nothing
+        mends fails twice in the same way, or three times, and is tried no more.
         """
         standing = self.standings[entrant.name]
         standing.out = standing.out or failure
         others = [each for each in self.standings.values() if alike(each.entrant) == alike(entrant)]
-        fewest = ", the fewest" * (entrant.sessions == min(each.entrant.sessions for each in others))
-        told = f"not tried; with {counted(entrant.sessions, 'session')}{fewest}: {failure}"
-        narrower = any(not each.out and each.entrant.sessions < entrant.sessions for each in others)
-        twice = self.has_failed(entrant)
+        before = self.failures(entrant)
+        decided = len(before) > 1 or any(in_general(why) == in_general(failure) for _, why in before)
+        narrower = any(not each.out and width(each.entrant) < width(entrant) for each in others)
+        failed = [entrant] * (decided or narrower) + [each for each, _ in before if decided]
         for other in others:
-            equal = other.entrant.sessions == entrant.sessions and narrower
-            if (equal or (other.entrant.sessions >= entrant.sessions and twice)) and not other.runs:
-                other.out = other.out or told
-        self.failed.add(alike(entrant))
+            if any(fits(each, other.entrant) for each in failed) and not (other.runs or other.out):
+                other.out, other.untried = failure, entrant.name
+        self.failed[alike(entrant)].append((entrant, failure))
 
-    def has_failed(self, entrant: Entrant) -> bool:
-        """Whether the last server of those like it that was tried failed."""
-        return entrant.group in self.failed or kin(entrant) in self.failed
+    def failures(self, entrant: Entrant) -> list[tuple[Entrant, str]]:
+        """Of servers like its own."""
+        return self.failed[entrant.group] + self.failed[kin(entrant)]
 
     def share_agreements(self) -> None:
         """What is known of one of a numerics holds for all of it. Where its server failed another is asked, unless nothing
@@ -150,7 +154,7 @@ class Knowledge:
         if isinstance(event, Profiled | Measured) and cut_off(event):
             self.start_s = max(self.start_s, event.start_s)  # it takes longer
         if isinstance(event, Agreed) and event.short_s:
-            self.short_s[event.entrant] = event.short_s
+            self.short[event.entrant] = event
 
     def _end(self, event: Event) -> None:
         if isinstance(event, Profiled):
@@ -213,11 +217,10 @@ class Knowledge:
         return sorted(claimed, key=lambda each: self.question.cost(each.entrant, each.peak_rps or held * each.held_rps))
 
     def lacks_profile(self, standing: Standing) -> bool:
-        """Whether its group has none, or one with fewer sessions, of which nothing was predicted for it yet."""
-        if (profile := self.profiles.get(standing.entrant.group)) is None:
-            return True
-        narrower = profile.entrant and standing.entrant.sessions > self.standings[profile.entrant].entrant.sessions
-        return bool(narrower) and not standing.predictions
+        """Whether its group has none, or none of as many sessions and rows, and nothing was predicted for it yet."""
+        profiled = self._profiled.get(standing.entrant.group, ())
+        covered = any(fits(standing.entrant, each) for each in profiled)
+        return not profiled or not (covered or standing.predictions)
 
     def claims(self, shortlist: Sequence[Standing]) -> list[Standing]:
         """Those with a proven rate, the cheapest at that first."""
@@ -289,7 +292,8 @@ class Knowledge:
 
     def agree_seconds(self, entrant: Entrant) -> float:
         """As `budget.agree_seconds`."""
-        return agree_seconds(self.left_seconds(), self.short_s.get(entrant.name, 0.0))
+        short = self.short.get(entrant.name)
+        return agree_seconds(self.left_seconds(), short.short_s if short else 0.0)
 
     @property
     def has_compared_enough(self) -> bool:
@@ -307,8 +311,22 @@ class Knowledge:
 
 
 def widest(entrants: Iterable[Entrant]) -> Entrant:
-    """The one with most sessions: a profile of it serves its group."""
-    return max(entrants, key=lambda entrant: entrant.sessions)
+    """The one with most sessions, and rows: a profile of it serves its group."""
+    return max(entrants, key=width)
+
+
+def in_general(failure: str) -> str:
+    """Without its numbers: times, ports and sizes differ from one time to the next."""
+    return re.sub(r"\d+", "", failure)
+
+
+def width(entrant: Entrant) -> tuple[int, int]:
+    return entrant.sessions, entrant.max_rows
+
+
+def fits(entrant: Entrant, other: Entrant) -> bool:
+    """Whether the other has at least as many sessions and rows: the entrant needs no more memory, and shares its profile."""
+    return entrant.sessions <= other.sessions and entrant.max_rows <= other.max_rows
 
 
 def narrowest(entrants: Iterable[Entrant], failed: Collection[str] = ()) -> Entrant:

@@ -32,7 +32,7 @@ class Standing:
     """What is known of one entrant so far.
 
     required, limit_ms: as in Question. out: why it is no candidate any more, "" while it is one; in the
-        outcome, also why it was not measured.
+        outcome, also why it was not measured. untried: of whom that is told, as whose server failed; "": of itself.
     stale: its latest prediction, if any, does not know of its first run under load.
     agreement: with the reference; measured on one entrant of its numerics; None if nothing was compared.
     bias: nearest rate in the brackets of others, over what was predicted of them: what one prediction leaves out of account,
@@ -47,6 +47,7 @@ class Standing:
     bias: float = 1.0
     runs: list[Measured] = field(default_factory=list)
     out: str = ""
+    untried: str = ""
     agreement: Agreed | None = None
 
     @property

@@ -136,8 +136,8 @@ class _Search:
         known, found = self._known, []
         for entrants in by_numerics(self._question.entrants):
             left = [entrant for entrant in entrants if self._awaits_agreement(known.standings[entrant.name])]
-            new = [entrant for entrant in left if kin(entrant) not in known.failed]
-            tried = any(kin(each) in known.failed or each.name in known.short_s for each in entrants)
+            new = [entrant for entrant in left if not known.failed[kin(entrant)]]
+            tried = any(known.failed[kin(each)] or each.name in known.short for each in entrants)
             if left and (again or not tried):
                 failed = {entrant.group for entrant in entrants if known.standings[entrant.name].out}
                 found.append(widest(new) if new else narrowest(left, failed))
@@ -208,14 +208,15 @@ class _Search:
         agreed = known.agreed.get(pair)
         if agreed is None or (again and agreed.failure.startswith(NO_REFERENCE)):
             spent = known.has_compared_enough
-            if spent or not known.affords(LEAST_SECONDS, entrant):
+            ended = spent or not known.affords(LEAST_SECONDS, entrant)
+            if ended and entrant.name not in known.short:
                 half = f"{percent(AGREE_MOST)} of it had gone to comparisons of answers before that of"
                 if spent:
                     self._unreached.setdefault(half, []).append(entrant.name)
                 else:
                     self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
                 return Agreed(entrant.name, failure=f"was not compared: {UNREACHED}")
-            agreed = yield from self._compare_now(entrant)
+            agreed = known.short[entrant.name] if ended else (yield from self._compare_now(entrant))
         while again and agreed.short_s and self._is_open(agreed) and known.has_longer(entrant, agreed.short_s):
             agreed = yield from self._compare_now(entrant)
         if again and agreed.short_s and self._is_open(agreed):
@@ -233,18 +234,19 @@ class _Search:
         """again: also where that failed before; else one of each group."""
         known, parallel = self._known, self._question.parallel
         groups = {standing.entrant.group for standing in known.contenders} | known.profiles.keys()
-        groups |= {entrant.group for entrant in self._question.entrants if entrant.group in known.failed}
+        groups |= {entrant.group for entrant in self._question.entrants if known.failed[entrant.group]}
         seconds = profile_seconds(self._question, max(1, len(groups)))
         while left := self._unprofiled(again=again):
             together: list[Profile] = []
             per_hour = 0.0
             for group, members in list(left.items())[:parallel]:
                 entrants = [standing.entrant for standing in members]
-                fails = group not in known.profiles and known.has_failed(entrants[0])
-                asked = narrowest(entrants) if fails else widest(entrants)
-                rows = powers_up_to(max(each.entrant.max_rows for each in known.contenders if each.entrant.group == group))
+                asked = widest(entrants)
+                if known.failures(asked):  # with the fewest rows first, each failure puts out all of as many sessions
+                    between = max(entrants, key=lambda each: (each.sessions, -each.max_rows))
+                    asked = between if group in known.profiles else narrowest(entrants)
                 if known.affords(seconds + known.start_s, asked, besides_usd_per_hour=per_hour):
-                    together.append(Profile(asked.name, group, rows, asked.sessions, seconds))
+                    together.append(Profile(asked.name, group, powers_up_to(asked.max_rows), asked.sessions, seconds))
                     per_hour += asked.usd_per_hour
                 elif not together:  # else the money may do for it alone
                     self._lack(seconds + known.start_s, "a profile of", [standing.entrant.name for standing in members])
@@ -258,13 +260,13 @@ class _Search:
 
     def _unprofiled(self, *, again: bool) -> dict[str, list[Standing]]:
         """By group, who is to be profiled next. First one of each group, its widest; then, where that failed, its narrowest,
-        which may need less memory; and where that did not, those between, the widest first.
+        which may need less memory; and where that did not, those between, of most sessions and the fewest rows first.
         """
         known = self._known
         stages: list[dict[str, list[Standing]]] = [{}, {}, {}]
         for standing in known.contenders:
             if known.lacks_profile(standing) and not self._awaits_agreement(standing):
-                stage = 2 if standing.entrant.group in known.profiles else int(known.has_failed(standing.entrant))
+                stage = 2 if standing.entrant.group in known.profiles else int(bool(known.failures(standing.entrant)))
                 stages[stage].setdefault(standing.entrant.group, []).append(standing)
         left = next((stage for stage in stages[: 3 if again else 1] if stage), {})
         if self._question.parallel > 1:  # who is cheap is started first, and answers first

@@ -33,10 +33,12 @@ LOAD = Load(ENTRANT.name, 412.0, 20.0, "peak")
 RUN = Measured(ENTRANT.name, "peak", 412.0, "pass", ((1000, 995),), 20.0, p99_ms=48.0)
 
 
-def told(*, terminal: bool = False, paid: bool = False, width: int = 100) -> tuple[Display, io.StringIO]:
+def told(
+    *, terminal: bool = False, paid: bool = False, width: int = 100, name: str = "sessions 2"
+) -> tuple[Display, io.StringIO]:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
-    return Display(console, QUESTION, {ENTRANT.name: "sessions 2"}, paid=paid), out
+    return Display(console, QUESTION, {ENTRANT.name: name}, paid=paid), out
 
 
 def step(experiment: Any, event: Any = None) -> SearchStep:
@@ -89,6 +91,14 @@ def test_every_measurement_is_one_plain_timed_line(experiment: Any, event: Any, 
     assert out.getvalue() == ""  # what has only begun is no line
     display.on_step(step(experiment, event))
     assert out.getvalue() == line + "\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_long_name_is_whole_or_has_its_end_where_its_settings_are(terminal: bool) -> None:
+    display, out = told(terminal=terminal, name="c7i.large, synthetic fixed_ms 4, sessions 1, max_rows 8")
+    display.on_step(step(Predict(ENTRANT.name), Predicted(ENTRANT.name, 456.0)))
+    name = "…ixed_ms 4, sessions 1, max_rows 8" if terminal else "c7i.large, synthetic fixed_ms 4, sessions 1, max_rows 8"
+    assert f" predict  {name}  about 456/s" in out.getvalue()
 
 
 def test_an_invalid_run_is_told_without_figures_that_mean_nothing() -> None:

@@ -15,10 +15,12 @@ BASE = LoadSpec(target="http://nowhere", model="m")
 class Server:
     """Takes 4 + rows ms for a batch, 1.5 times that if another runs beside it, and 0.5 ms around it.
 
-    traffic: how much slower it is while requests arrive that nobody waits for.
+    traffic: how much slower it is while requests arrive that nobody waits for. delay_ms: what each waits for a batch.
     """
 
-    def __init__(self, *, statistics: bool = True, fails: bool = False, traffic: float = 1.0) -> None:
+    def __init__(self, *, statistics: bool = True, fails: bool = False, traffic: float = 1.0, delay_ms: float = 0.0) -> None:
+        self._delay_ms = delay_ms
+        self._queue = (0, 0)
         self._counts: dict[int, tuple[int, int]] = {}
         self._statistics = statistics
         self._fails = fails
@@ -35,10 +37,11 @@ class Server:
         ms = (4 + rows) * (self._traffic if open_loop else 1.5 if users > 1 else 1)
         count, ns = self._counts.get(rows, (0, 0))
         self._counts[rows] = count + 10, ns + round(10 * ms * 1e6)
-        return run_result(succeeded=10, service_ms=ms + 0.5)
+        self._queue = self._queue[0] + 10, self._queue[1] + round(10 * self._delay_ms * 1e6)
+        return run_result(succeeded=10, service_ms=self._delay_ms + ms + 0.5)
 
     async def look(self) -> BatchStatistics:
-        return BatchStatistics(dict(self._counts) if self._statistics else {})
+        return BatchStatistics(dict(self._counts), self._queue) if self._statistics else BatchStatistics({})
 
 
 def run(server: Server, rows: tuple[int, ...] = (1, 2, 4), sessions: int = 1, limit_ms: float = 100.0) -> Findings:
@@ -52,6 +55,11 @@ def test_model_time_comes_from_the_server_and_the_rest_is_overhead() -> None:
     assert [(t.rows, t.concurrency) for t in found.timings] == [(1, 1), (2, 1), (4, 1)]
     assert [t.ms for t in found.timings] == pytest.approx([5, 6, 8])
     assert found.overhead_ms == pytest.approx(0.5)
+
+
+def test_what_a_batcher_waits_on_purpose_is_no_overhead() -> None:
+    """Its wait is simulated; another candidate of the group has another."""
+    assert run(Server(delay_ms=24)) == run(Server())
 
 
 def test_without_statistics_the_clients_time_is_taken() -> None:
@@ -336,8 +344,11 @@ def test_statistics_are_added_up_over_models_and_what_was_before_is_left_out() -
     def entry(size: int, count: int, ns: int) -> dict[str, object]:
         return {"batch_size": size, "compute_infer": {"count": count, "ns": ns}}
 
-    models = [{"batch_stats": [entry(4, 2, 30), entry(1, 5, 10)]}, {"batch_stats": [entry(4, 1, 6)]}, {}]
+    queue = {"inference_stats": {"queue": {"count": 3, "ns": 9_000_000}}}
+    models = [{"batch_stats": [entry(4, 2, 30), entry(1, 5, 10)], **queue}, {"batch_stats": [entry(4, 1, 6)], **queue}, {}]
     found = batch_statistics({"model_stats": models})
+    assert (found.queue, found.queue_ms) == ((6, 18_000_000), 3)
+    assert found.since(BatchStatistics({}, (4, 8_000_000))).queue_ms == 5
     assert found.by_rows == {4: (3, 36), 1: (5, 10)}
     assert found.since(BatchStatistics({4: (1, 6), 1: (5, 10)})).by_rows == {4: (2, 30)}
     assert found.mean_ms(2) is None

@@ -46,6 +46,7 @@ def told(
     *,
     predicted: Mapping[str, float] | None = None,
     outs: Mapping[str, str] | None = None,
+    untried: Mapping[str, str] | None = None,
     agreed: Mapping[str, Agreed] | None = None,
     spec: SearchSpec | None = None,
     paid: bool = False,
@@ -66,6 +67,7 @@ def told(
                 predictions=[Predicted(entrant.name, rps)] if rps else [],
                 runs=list(runs.get(entrant.name, ())),
                 out=(outs or {}).get(entrant.name, ""),
+                untried=(untried or {}).get(entrant.name, ""),
                 agreement=(agreed or {}).get(entrant.name),
             )
         )
@@ -102,6 +104,13 @@ def test_who_was_never_measured_has_no_cost() -> None:
 def test_the_p99_is_that_of_the_last_run_at_the_claimed_rate() -> None:
     again = {ONE: [run(ONE, 400, "undecided", p99_ms=44.0), run(ONE, 400, p99_ms=33.0), run(ONE, 380, p99_ms=11.0)]}
     assert told(again, ONE).candidate(ONE).p99_ms_at_max == 33
+
+
+def test_who_was_not_tried_is_told_by_whose_failure() -> None:
+    failure = "did not start: out of memory"
+    found = told({}, predicted={TWO: 0, ONE: 0}, outs={TWO: failure, ONE: failure}, untried={TWO: ONE})
+    assert found.candidate(ONE).out == failure
+    assert found.candidate(TWO).out == f"not tried, as c7i.large, sessions 1 failed: {failure}"
 
 
 def test_a_profile_is_its_groups() -> None:

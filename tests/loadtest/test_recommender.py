@@ -239,6 +239,12 @@ def test_what_does_not_start_is_an_event_and_no_exception(spec: SearchSpec) -> N
     for event in (Profiled(group, (Timing(1, 1, 400.0),)), dataclasses.replace(profiled, group=group)):
         lab.remember(event)
     assert answer(lab, Predict(name)).why.startswith("one request alone takes 400 ms")
+    candidate = spec.candidates[0]
+    model = candidate.document["models"][0] | {"batching": {"policy": "fixed", "max_delay_ms": 90}}
+    waiting = dataclasses.replace(candidate, document={"models": [model]})
+    lab = Lab(dataclasses.replace(spec, candidates=(waiting,)), launcher, FakeMeasure(launcher))
+    lab.remember(Profiled(group, (Timing(1, 1, 400.0),)))
+    assert answer(lab, Predict(name)).why.startswith("one request alone takes 490 ms")
 
 
 def test_what_dies_in_mid_run_is_out_with_its_last_words(spec: SearchSpec) -> None:

@@ -202,22 +202,21 @@ def test_where_one_did_not_start_to_be_compared_the_narrowest_is_when_all_others
     lab = SimulatedLab(question, TRUTHS | {each.name: Truth(120) for each in question.entrants[2:]} | failing)
     asked = before_loads(question, lab)
     assert asked == [
-        ("fp32", "Agree"), ("int8", "Agree"), ("bf16 4x8", "Agree"), ("fp32", "Profile"),
-        ("bf16 1x8", "Agree"), ("bf16 2x8", "Profile"),
+        ("fp32", "Agree"), ("int8", "Agree"), ("bf16 4x32", "Agree"), ("fp32", "Profile"), ("bf16 1x8", "Agree"),
+        *((f"bf16 {wide}", "Profile") for wide in ("4x8", "1x8", "2x8", "2x32")),
     ]  # fmt: skip
     out = out_of(resumed(dataclasses.replace(question, parallel=1), lab))
-    assert out["bf16 4x8"] == "did not start: out of memory"
-    assert out["bf16 4x32"] == "not tried; with 4 sessions: did not start: out of memory"
+    assert out["bf16 4x8"] == out["bf16 4x32"] == "did not start: out of memory"
 
 
 @pytest.mark.parametrize(
     ("reference", "min_agreement", "expected"),
     [
-        ("fp32", 0.999, ["fp32 Agree", "bf16 4x8 Agree", "fp32 Profile", "bf16 1x8 Agree"]),
-        ("fp32", None, ["fp32 Agree", "bf16 4x8 Agree", "fp32 Profile", "bf16 1x8 Profile"]),
+        ("fp32", 0.999, ["fp32 Agree", "bf16 4x32 Agree", "fp32 Profile", "bf16 1x8 Agree"]),
+        ("fp32", None, ["fp32 Agree", "bf16 4x32 Agree", "fp32 Profile", "bf16 1x8 Profile"]),
         ("bf16 4x8", 0.999, ["bf16 4x8 Agree", "bf16 1x8 Agree", "fp32 Agree", "fp32 Profile"]),
         ("bf16 1x8", None, ["bf16 1x8 Agree", "bf16 1x32 Agree", "fp32 Agree", "fp32 Profile"]),
-        ("", None, ["fp32 Profile", "bf16 4x8 Profile", "bf16 1x8 Profile"]),
+        ("", None, ["fp32 Profile", "bf16 4x32 Profile", "bf16 1x8 Profile"]),
     ],
 )
 def test_who_starts_with_none_of_its_settings_costs_two_starts(
@@ -235,11 +234,54 @@ def test_who_starts_with_none_of_its_settings_costs_two_starts(
     assert [" ".join(each) for each in before_loads(question, lab)] == expected
     outcome = lab.run()
     assert outcome.winner == "fp32"
-    out = out_of(outcome)
-    assert not touched(lab, Load) & out.keys() - {"fp32"}
-    assert sum(why == failure for why in out.values()) == 2
-    if reference != "bf16 1x8":
-        assert out["bf16 2x8"] == f"not tried; with 1 session, the fewest: {failure}"
+    assert touched(lab, Load) == {"fp32"}
+    broken = outcome.standings[1:]
+    assert {standing.out for standing in broken} == {failure}
+    assert sum(not standing.untried for standing in broken) == 2
+    assert broken[2].untried == ("bf16 1x32" if reference == "bf16 1x8" else "bf16 1x8")
+
+
+class Failing(SimulatedLab):
+    """Of bf16, those do not start, for their reasons, that are named. Nothing is compared."""
+
+    def __init__(self, failures: dict[str, str], *entrants: Entrant) -> None:
+        question = dataclasses.replace(QUESTION, entrants=(*entrants, FP32), reference="", stand_ins=())
+        names = (entrant.name for entrant in question.entrants)
+        super().__init__(question, {name: Truth(120, failure=failures.get(name.split()[-1], "")) for name in names})
+
+    def profiled(self) -> list[str]:
+        return [who.removeprefix("bf16 ") for who, _ in before_loads(self._question, self) if who != "fp32"]
+
+
+NO_MEMORY = "did not start: out of memory"
+
+
+def test_where_memory_is_too_little_for_many_rows_those_of_fewer_are_tried_with_as_many_sessions() -> None:
+    failures = {f"{most}x32": NO_MEMORY for most in (2, 4)}
+    assert Failing(failures, *widths(BF16, 1, 2, 4)).profiled() == ["4x32", "1x8", "4x8", "2x32", "1x32"]
+
+
+def test_as_many_servers_as_there_are_settings_of_both_kinds_fail_at_most() -> None:
+    grid = [dataclasses.replace(BF16, name=f"bf16 {k}x{m}", sessions=k, max_rows=m) for k in (1, 2, 4, 8) for m in (8, 32, 128)]
+    failures = {f"{k}x{m}": f"{NO_MEMORY}: {k * m} MB" for k in (2, 4, 8) for m in (8, 32, 128)}
+    assert Failing(failures, *grid).profiled() == ["8x128", "1x8", "8x8", "4x8", "2x8", "1x32", "1x128"]
+
+
+@pytest.mark.parametrize(
+    ("narrowest", "profiled"),
+    [
+        ("did not start: port taken", ["8x8", "1x8", "2x8", "4x8"]),  # by chance, as the next shows
+        (f"{NO_MEMORY}: 17 MB", ["8x8", "1x8"]),  # as the widest
+    ],
+)
+def test_that_the_narrowest_fails_as_the_widest_did_decides_for_those_between(narrowest: str, profiled: list[str]) -> None:
+    lab = Failing({"8x8": f"{NO_MEMORY}: 812 MB", "1x8": narrowest}, *widths(BF16, 1, 2, 4, 8)[::2])
+    assert lab.profiled() == profiled
+
+
+def test_what_fails_each_time_otherwise_costs_three_starts() -> None:
+    failures = {f"{most}x8": f"did not start: {'?' * most}" for most in (1, 2, 4, 8)}
+    assert Failing(failures, *widths(BF16, 1, 2, 4, 8)[::2]).profiled() == ["8x8", "1x8", "2x8"]
 
 
 @pytest.mark.parametrize("reference", ["fp32", "bf16 2x32", ""])
@@ -327,6 +369,7 @@ def test_a_comparison_that_was_too_short_is_no_evidence_and_lasts_longer_next_ti
     assert outcome.standings[1].unreached
     short_s = lab.experiments[1].seconds  # type: ignore[union-attr]  # a comparison
     assert "".join(*outcome.lacking) == f"{short_s:.0f} s were too short for a comparison of the answers of bf16"
+    assert resumed(dataclasses.replace(question, seconds=300), lab).lacking == outcome.lacking
     outcome = resumed(dataclasses.replace(question, seconds=2 * question.seconds), lab)
     assert [each.seconds for each in lab.experiments if isinstance(each, Agree)] == [60.0, short_s, 2 * short_s]
     assert (outcome.winner, outcome.lacking) == ("bf16", ())

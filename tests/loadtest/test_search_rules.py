@@ -25,6 +25,7 @@ from loadtest.search.events import (
     Question,
     Timing,
 )
+from loadtest.search.knowledge import Knowledge
 from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import powers_up_to, search
 
@@ -107,11 +108,23 @@ def test_a_decisive_run_is_25_blocks_of_ten_limits_or_200_requests() -> None:
     assert decisive_seconds(1000, 1000) == 25 * 10.0
 
 
-def test_a_group_is_profiled_on_its_widest_at_all_its_sizes() -> None:
-    entrants = (Entrant("a", "g", 1.0, 1, 16), Entrant("b", "g", 1.0, 4, 6), Entrant("c", "h", 1.0, 1, 2))
+def test_a_group_is_profiled_on_its_widest_and_on_those_of_more_rows() -> None:
+    """A server splits requests of more rows than its batches have: of them it tells nothing."""
+    entrants = (
+        *(Entrant("a", "g", 1.0, 1, 16), Entrant("less", "g", 1.0, 4, 2), Entrant("b", "g", 1.0, 4, 6)),
+        Entrant("c", "h", 1.0, 1, 2),
+    )
     asked = Question(entrants, 0.99, 50, 200)
-    assert asked_next(asked, ()) == Profile("b", "g", (1, 2, 4, 8, 16), 4, 10.0)
-    assert asked_next(asked, [Profiled("g", (Timing(1, 1, 5.0),))]) == Profile("c", "h", (1, 2), 1, 10.0)
+    of_b = Profiled("g", (Timing(1, 1, 5.0), Timing(6, 4, 9.0)), saturated_rps=100.0, entrant="b")
+    of_a = Profiled("g", (Timing(1, 1, 6.0), Timing(16, 1, 8.0)), saturated_rps=90.0, entrant="a")
+    of_c = Profiled("h", (Timing(1, 1, 5.0),), entrant="c")
+    assert asked_next(asked, ()) == Profile("b", "g", (1, 2, 4, 6), 4, 10.0)
+    assert asked_next(asked, [of_b]) == Profile("c", "h", (1, 2), 1, 10.0)
+    assert asked_next(asked, [of_b, of_c]) == Profile("a", "g", (1, 2, 4, 8, 16), 1, 10.0)
+    assert asked_next(asked, [of_b, of_c, of_a]) == Predict("a")
+    both = Knowledge(asked, [of_b, of_a]).profiles["g"]
+    assert both.timings == (Timing(1, 1, 6.0), Timing(6, 4, 9.0), Timing(16, 1, 8.0))
+    assert both.saturated_rps == 100
 
 
 def test_where_the_widest_cannot_be_profiled_the_narrowest_is_and_then_those_between() -> None:

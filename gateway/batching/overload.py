@@ -186,7 +186,8 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, own_rows: int, de
     own = _Shape(queue.group, ahead, queue.rows, before * ahead.full_ns)
     first_ns = queue.entries[0][2] if queue.entries else deadline_ns
     others: dict[Hashable, _Shape] = {}
-    others_ns = 0.0  # of those that share no batch
+    others_ns = 0.0  # of those that share no batch, and are due before the batch that this one joins
+    turn_ns = deadline_ns if queue.alone or not rest else queue.entries[-min(rest, len(queue.entries))][0]
     looked_at = queue.rows
     for other in islice(state.queues.values(), QUEUES):
         theirs = other.outlook
@@ -206,7 +207,7 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, own_rows: int, de
             first_ns = min(first_ns, other.entries[0][2])
             continue
         if other.alone:
-            others_ns += apart_ns
+            others_ns += apart_ns * bisect_left(other.entries, (turn_ns,)) / len(other.entries)
             continue
         key = other.group.shape_key if isinstance(other.group, LengthGroup) else other.group
         if key in others:

@@ -89,6 +89,21 @@ def test_requests_that_share_no_batch_are_refused_at_once_by_what_each_of_them_t
     assert outcome.goodput_rps(200 * MS) >= 0.95 * 1000 / 21
 
 
+def test_requests_that_share_a_batch_are_not_refused_for_those_that_share_none_and_are_due_later() -> None:
+    alone = np.random.default_rng(1).random(1500) < 0.5
+
+    def either(number: int, now_ns: int) -> InferRequest:
+        key = ("sequence", ALONE) if alone[number] else None
+        return InferRequest("m", "1", "", {"X": np.zeros((1, 1), np.float32)}, 1, now_ns, shape_key=key)
+
+    batcher = batcher_of(fixed_ms=20, row_ms=0.5, workers=4, slo_ms=200, max_rows=32)
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(1e9 / 545, 1500)).astype(np.int64)  # 1.6 times what it can do
+    latencies_ns = simulate(batcher, arrivals, Affine(20 * MS, 0.5 * MS), workers=4, request_of=either).latencies_ns
+    in_time = (latencies_ns >= 0) & (latencies_ns <= 200 * MS)
+    assert np.mean(in_time[~alone]) >= 0.9
+    assert np.mean(in_time[alone]) >= 0.6
+
+
 @pytest.mark.parametrize("workers", [1, 4])
 def test_overload_is_told_of_although_no_worker_has_become_free_since_it_began(workers: int) -> None:
     batcher = batcher_of(fixed_ms=2, row_ms=0.15, workers=workers, slo_ms=20, max_rows=64)

@@ -330,7 +330,9 @@ def test_what_cannot_be_loaded_is_told(what: Any, options: dict[str, Any], words
 
 ONE_ROW = """
 import time
+import gateway
 
+@gateway.model(max_rows=32)
 class Model:
     inputs = [("x", "FP32", (-1, 4))]
     outputs = [("y", "FP32", (-1, 4))]

@@ -8,8 +8,9 @@ SLO, and no buckets say which lengths come, a longer one is tried at last (`furt
 nothing by that.
 
 A probe that fails ends the probing, but for images of open height and width, which are tried as large as they commonly are,
-and smaller, where a model does not take one pixel. Outputs that are not as declared fail the load: no other content mends that. What the
-model raises is a warning, since it may insist on content that is not made up; in few words where dimensions were, too.
+and smaller, where a model does not take one pixel. Outputs that are not as declared fail the load: no other content mends
+that. What the model raises is a warning, since it may insist on content that is not made up; in few words where dimensions
+were, too.
 """
 
 import asyncio

@@ -152,7 +152,9 @@ class Model:
 @pytest.mark.parametrize(
     ("error", "least", "most", "words"),
     [
-        ("ValueError", 32, 512, ""), ("InputRefused", 4, 64, ""), ("InputRefused", 4, 16, ""),
+        ("ValueError", 32, 512, ""),
+        ("InputRefused", 4, 64, ""),
+        ("InputRefused", 4, 16, ""),
         ("ValueError", 1024, 2048, "not probed: made-up inputs fail: ValueError: sides: (1, 3, 224, 224)"),
         ("InputRefused", 4, 7, "not probed: sides: (1, 3, 224, 224) (tried with inputs of ones, INPUT0 [1, 3, 224, 224])"),
     ],

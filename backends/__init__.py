@@ -63,7 +63,7 @@ BACKENDS: Final[dict[str, Kind]] = {
         builds="backends.onnxruntime_export",
         library=("onnxruntime", "pip install 'serving-gateway[onnx]'"),
     ),
-    "python": Kind("backends.python", reads="backends.python"),
+    "python": Kind("backends.python", reads="backends.python_discovery"),
     "triton": Kind("backends.triton", library=("tritonclient", "pip install 'tritonclient[grpc]'")),
     "tensorrt": Kind(
         "backends.tensorrt",
@@ -117,13 +117,14 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
     return _Checked(model, cast=cast)
 
 
-def read(kind: str, model: str, *, example: Mapping[str, object] | None = None) -> "Found":
+def read(kind: str, model: str, *, example: Mapping[str, object] | None = None, **options: Any) -> "Found":
     """What a model takes and gives, where nobody has stated it.
 
-    example: one request, of arrays or nested lists; needed where neither the artifact nor type hints say it.
+    example: one request, of arrays or nested lists; needed where neither the artifact nor type hints say it. options: of the
+    kind's own reader.
     Raises: LoadFailed, with what to do.
     """
-    return _found(kind, "read", model, example=example)
+    return _found(kind, "read", model, example=example, **options)
 
 
 def tried(kind: str, model: str, stated: ModelSpec, **options: Any) -> "Found":

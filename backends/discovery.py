@@ -69,14 +69,15 @@ def from_shapes(
     run: Run | None = None,
     *,
     stated_rows: int = 0,
+    network: bool = True,
     quantises: Callable[[], bool] = lambda: False,
     spent: Callable[[], tuple[float, float, int]] = spent,
 ) -> Found:
     """Of a model whose tensors are known: whether their first dimension is rows.
 
-    run: the model, to be tried on drawn rows; None: whoever stated the tensors knows. stated_rows: the most that one request
-    may have, by who says nothing of batches of several; 0: nobody does. quantises: whether it takes scales from the range of
-    each batch; asked only where answers differ.
+    run: the model, to be tried on drawn rows; None: it is not tried. stated_rows: the most that one request may have, by who
+    says nothing of batches of several; 0: nobody does. network: whether it may be in train mode, and loads nothing when it
+    first runs. quantises: whether it takes scales from the range of each batch; asked only where answers differ.
     """
     if not inputs:
         return Found(inputs, outputs, 0, ("it has no inputs, so each request runs alone",))
@@ -89,7 +90,7 @@ def from_shapes(
     if firsts == {-1}:
         max_rows, note = MOST_ROWS, ""
         if run is not None:
-            max_rows, note = _tried_rows(run, inputs, outputs, stated_rows, quantises, spent)
+            max_rows, note = _tried_rows(run, inputs, outputs, stated_rows, network, quantises, spent)
         return Found(inputs, outputs, max_rows, (*notes, note) if note else tuple(notes))
     if firsts == {1}:
         note = "its first dimension is fixed at 1, so every row runs alone: export it with an open one to have batches"
@@ -111,6 +112,7 @@ def from_example(
     *,
     of_lists: Mapping[str, Hint] | None = None,
     stated: tuple[TensorSpec, ...] | None = None,
+    outputs_stated: tuple[TensorSpec, ...] = (),
     sizes_of: str = "of the example",
     network: bool = False,
     quantises: Callable[[], bool] = lambda: False,
@@ -119,8 +121,8 @@ def from_example(
     """Of a model that can be run: its tensors as in the example, and whether their first dimension is rows.
 
     of_lists: as of `from_ones`. stated: the inputs, where they are known: outputs have the sizes open that change with theirs,
-    as far as that can be tried in little time. sizes_of: whose sizes the example has, for a note. network: whether it may be in
-    train mode. quantises: as of `from_shapes`.
+    as far as that can be tried in little time. outputs_stated: where they are known as well, and only its rows are tried.
+    sizes_of: whose sizes the example has, for a note. network: whether it may be in train mode. quantises: as of `from_shapes`.
     Raises: what `run` raises for the example; LoadFailed, for an array that has no datatype of the protocol.
     """
     given = as_requested(example)
@@ -129,6 +131,8 @@ def from_example(
         return normalised(run(arrays))
 
     def found(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], max_rows: int, *notes: str) -> Found:
+        if stated and outputs_stated:
+            return Found(stated, outputs_stated, max_rows, tuple(note for note in notes if note != sizes))
         shown = Found(inputs, outputs, max_rows, notes)
         if stated is None:
             return shown
@@ -171,7 +175,7 @@ def from_example(
         of_same = f"all rows tried have the same {same}: if that of one row changes the answer to another, set max_rows: 0"
         notes = filter(None, (why.way, of_same if same else "", "" if only_rows else sizes))
         return found(_open(inputs), _open(outputs), MOST_ROWS, *notes)
-    if rows == 1:
+    if rows == 1 and (stated is None or why == FAIL):  # stated as open, rows are what one request may have several of
         return found(_open(inputs), _open(outputs), 1, _note(why, "so every row runs alone", network=network), sizes)
     return found(inputs, outputs, 0, _note(why, network=network), sizes)
 
@@ -389,6 +393,7 @@ def _tried_rows(
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
     stated_rows: int,
+    network: bool,
     quantises: Callable[[], bool],
     spent: Callable[[], tuple[float, float, int]],
 ) -> tuple[int, str]:
@@ -403,15 +408,21 @@ def _tried_rows(
         for rows in kinds:
             before = spent()
             alone = tried(run, rows, [0])
-            seconds, grown = since(before, spent())
-            if seconds * ROWS > _MOST_S or grown * 4 > _MOST_GROWN_BYTES:
-                return most, untried(f"as one takes {seconds:.1f} s and {grown >> 20} MiB")
+            after = spent()
+            if not network and _takes_long(before, after, 1) and after[0] - before[0] <= _MOST_CLOCK_S:
+                alone = tried(run, rows, [0])  # the first run may have imported and loaded what it needs
+                before, after = after, spent()
+            seconds, grown = since(before, after)
+            waits = not network and _takes_long(before, after, 1)
+            if waits or seconds * ROWS > _MOST_S or grown * 4 > _MOST_GROWN_BYTES:
+                by_clock = after[0] - before[0]
+                return most, untried(f"as one takes {by_clock if waits else seconds:.1f} s and {grown >> 20} MiB")
             trial = run if rows is kinds[-1] else without_nan(run, but_of_one=True)
             why = told(trial, rows, lambda: alone, quantises, spent)  # noqa: B023, called at once
             if why is None and alone is not None and rows is kinds[-1]:
                 why = FAIL
             if why is not None:
-                return (0, _note(why, rows=most, network=True)) if why.what else (most, why.way)
+                return (0, _note(why, rows=most, network=network)) if why.what else (most, why.way)
     return most, untried("as it fails on drawn ones")
 
 

@@ -22,9 +22,9 @@ SystemExit), its session.
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -46,11 +46,10 @@ from backends.base import (
     words_of,
     writeable,
 )
-from backends.datatypes import NUMPY, as_requested, normalised, of_floats
+from backends.datatypes import NUMPY
 from backends.early_failure import EarlyFailure
 from backends.signatures import (
     ANY_OUTPUT,
-    FORM,
     Hint,
     Signature,
     call_by_name,
@@ -62,12 +61,8 @@ from backends.signatures import (
     stream_by_name,
     widened,
 )
-from backends.source import check_options, example_of, line_of, load_object, make, takes_parameters
+from backends.source import check_options, line_of, load_object, make, takes_parameters
 
-if TYPE_CHECKING:
-    from backends.discovery import Found
-
-_EXACT: Final = 1 << 53  # FP64 has all whole numbers up to that
 _OF_LITSERVE: Final = ("decode_request", "encode_response")
 
 
@@ -100,113 +95,6 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] = 
         requests_apart=not signature.in_parts and inspect.isclass(code) and issubclass(code, triton_python.ExecuteAdapter),
     )  # fmt: skip
     return PythonModel(model, spec, code, options, signature)
-
-
-def read(*, model: str, example: Mapping[str, object] | None = None, class_options: Mapping[str, Any] = NO_OPTIONS) -> "Found":
-    """What the class or function takes and gives: stated by it, told by its type hints, or seen by running it.
-
-    example: one request; None: the attribute `example` of the class, the function or its module, if there is one.
-    Raises: LoadFailed, with what to write where that does not suffice.
-    """
-    from backends.company import MOST_ROWS
-    from backends.discovery import from_example, from_ones, from_shapes
-
-    code = load_code(model)
-    signature = called_as(model, code)
-    inputs = _stated(model, code, "inputs") or _hinted(model, signature, "inputs")
-    stated = _stated(model, code, "outputs") or ()
-    outputs = stated or _hinted(model, signature, "outputs")
-    notes = (f"no inputs, as they have a default: {', '.join(signature.defaults)}",) if signature.defaults else ()
-    if inputs and outputs:
-        found = from_shapes(inputs, outputs)
-        return replace(found, notes=found.notes + notes)
-    if example is None:
-        example = example_of(model, code)
-    signature = called_as(model, code, example or ())
-    given = _as_hinted(signature.inputs, example)
-    if given is None and not inputs:
-        shapeless = [name for name, hint in signature.inputs.items() if hint is not None and hint.shape is None]
-        if shapeless:
-            raise LoadFailed(
-                f"{model}: the type hint of {', '.join(shapeless)} says no shape: write one, {FORM}, or give `predict` an "
-                "`example` beside it, a dict of one array for each input"
-            )
-        raise LoadFailed(
-            f"{model}: {signature.untold or 'nothing says its inputs'}: give `predict` type hints, {FORM} of a batch or "
-            "`text: str` of one row, or beside it an `example`, a dict of one array for each input"
-        )
-    unknown = ModelSpec("python", (), (), 0)
-    session = PythonModel(model, unknown, code, dict(class_options), signature).open_session(0)
-    fractions: set[str] = set()  # outputs that had some in a run
-
-    def run(arrays: Tensors) -> Tensors:
-        try:
-            outputs = run_once(arrays)
-        except SystemExit as exc:  # it may end with sys.exit()
-            raise ExecutionFailed(words_of(exc, traced=True)) from exc
-        floats = {name: array for name, array in outputs.items() if getattr(array, "dtype", None) == np.float64}
-        fractions.update(name for name, array in floats.items() if (array != np.floor(array)).any())
-        return outputs
-
-    def run_once(arrays: Tensors) -> Tensors:
-        arrays = {name: array.copy() for name, array in arrays.items()}  # which are needed again
-        if not signature.in_parts:
-            return session.run(arrays, {})
-        with closing(session.stream(arrays, {})) as parts:
-            first = next(parts, None)
-        if first is None:
-            raise ExecutionFailed("predict yielded nothing")
-        if isinstance(first, EarlyFailure):
-            raise first.error
-        return first
-
-    try:
-        if given is not None:
-            if signature.style == "rows":
-                given = {name: np.atleast_1d(value) for name, value in given.items()}
-            given = as_requested(given)
-            found = from_example(run, given, of_lists=signature.of_lists, stated=inputs)
-            whole = [tensor for tensor in found.outputs if tensor.datatype == "INT64" and tensor.name in fractions]
-            if whole and signature.style != "dict":
-                # A list is of the floats that are declared, also where all are whole; an array is of what it says.
-                floats = {tensor.name: replace(tensor, datatype="FP64") for tensor in whole}
-                session.declare({**{tensor.name: tensor for tensor in found.outputs}, **floats})
-                made = {name: array for name, array in run(given).items() if name in floats and of_floats(array)}
-                floats = {name: floats[name] for name, array in made.items() if not (np.abs(array) > _EXACT).any()}
-                found = replace(found, outputs=tuple(floats.get(tensor.name, tensor) for tensor in found.outputs))
-        else:
-            assert inputs is not None  # as just seen
-            one_row = signature.in_parts and signature.style == "rows"
-            found = from_ones(run, inputs, max_rows=1 if one_row else MOST_ROWS, of_lists=signature.of_lists)
-        hinted = {name: hint.datatype for name, hint in (signature.outputs or {}).items() if hint.datatype}
-        outputs = tuple(replace(t, datatype=hinted.get(t.name, t.datatype)) for t in found.outputs)
-        if signature.in_parts:  # the first part says nothing of the sizes of others
-            sizes = {name: hint.shape for name, hint in (signature.outputs or {}).items()} | {t.name: t.shape for t in stated}
-            of_lists = {name: hint.shape for name, hint in signature.of_lists.items()}
-
-            def sized(tensor: TensorSpec) -> tuple[int, ...]:
-                of_list = of_lists.get(tensor.name) or of_lists.get(ANY_OUTPUT) or ()
-                seen = of_list if len(of_list) == len(tensor.shape) else (-1,) * len(tensor.shape)
-                return sizes.get(tensor.name) or sizes.get(ANY_OUTPUT) or seen
-
-            outputs = tuple(replace(tensor, shape=sized(tensor)) for tensor in outputs)
-        return replace(found, outputs=outputs, notes=found.notes + notes)
-    except BackendError as exc:
-        raise LoadFailed(f"{model}: {exc}") from exc
-    finally:
-        session.close()
-
-
-def _as_hinted(hints: Mapping[str, Hint | None], example: Mapping[str, object] | None) -> Tensors | None:
-    """An example in the datatypes that the type hints say."""
-    if example is None:
-        return None
-    datatypes = {
-        name: hint.datatype for name, hint in hints.items() if hint is not None and hint.datatype not in (None, "BYTES")
-    }
-    return normalised(
-        {name: np.asarray(value, NUMPY[datatypes[name]]) if name in datatypes else value for name, value in example.items()}
-    )
 
 
 def load_code(model: str) -> Any:
@@ -242,7 +130,7 @@ def called_as(model: str, code: Any, names: Iterable[str] = ()) -> Signature:
         raise LoadFailed(f"{model}: expected a class with a method `predict(inputs)`, or a function, got {type(code).__name__}")
     try:
         signature = signature_of(
-            function, method=method, names={*names, *(own.name for own in _stated(model, code, "inputs") or ())}
+            function, method=method, names={*names, *(own.name for own in stated_by(model, code, "inputs") or ())}
         )
         if not inspect.isclass(code):
             refuse_uncallable(signature, function, of_class=False)
@@ -276,7 +164,7 @@ def tensors_of(
     model: str, key: str, declared: tuple[TensorSpec, ...], code: Any, signature: Signature, max_rows: int
 ) -> tuple[TensorSpec, ...]:
     """What is declared, else stated by the code, else hinted at; key: `inputs` or `outputs`. Raises: LoadFailed, if none is."""
-    found = declared or _stated(model, code, key, max_rows) or _hinted(model, signature, key)
+    found = declared or stated_by(model, code, key, max_rows) or hinted_by(model, signature, key)
     if not found:
         why = f" ({signature.untold})" if key == "inputs" and signature.untold else ""
         raise LoadFailed(
@@ -286,7 +174,7 @@ def tensors_of(
     return found
 
 
-def _hinted(model: str, signature: Signature, key: str) -> tuple[TensorSpec, ...] | None:
+def hinted_by(model: str, signature: Signature, key: str) -> tuple[TensorSpec, ...] | None:
     """The tensors that type hints say. Raises: LoadFailed, for outputs that may be missing by them."""
     if key == "inputs":
         return signature.input_specs()
@@ -322,7 +210,7 @@ def _kind(tensor: TensorSpec) -> str:
     return "int" if "INT" in tensor.datatype else "float" if tensor.datatype.startswith("FP") else tensor.datatype
 
 
-def _stated(model: str, code: Any, attribute: str, max_rows: int = 0) -> tuple[TensorSpec, ...] | None:
+def stated_by(model: str, code: Any, attribute: str, max_rows: int = 0) -> tuple[TensorSpec, ...] | None:
     """The tensors that an attribute states; None: there is no such attribute. max_rows: 0 holds nothing against their rows."""
     stated = getattr(code, attribute, None)
     tensors = []

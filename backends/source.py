@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
@@ -278,15 +278,18 @@ class _FromSource(SourceFileLoader):
         return self.source_to_code(data, self.path)
 
 
-def example_of(model: str, code: Any) -> Mapping[str, object] | None:
+def example_of(model: str, code: Any, names: Set[str] = frozenset()) -> Mapping[str, object] | None:
     """The attribute `example` of a class or function, else of what `model` names it in, else of the module that it is from.
 
-    A function that makes one is called. Raises: LoadFailed, if it is no dict.
+    A function that makes one is called. names: of the inputs, where they and the outputs are known, so that none is needed:
+    then only a dict of these is one, whatever else is called so. Raises: LoadFailed, if it is no dict.
     """
     place = model.rpartition(":")[0]
     beside = _module_name(Path(place).resolve()) if place.endswith(".py") else place
     owners = (code, sys.modules.get(beside), sys.modules.get(code.__module__))
     found = next((own for owner in owners if (own := getattr(owner, "example", None)) is not None), None)
+    if names:
+        return dict(found) if isinstance(found, Mapping) and found.keys() == names else None
     if inspect.isroutine(found):
         found = found()
     if found is not None and not isinstance(found, Mapping):

@@ -192,11 +192,13 @@ def _init(arguments: argparse.Namespace) -> int:
 
     if is_configuration(opened(arguments.config)):
         raise ConfigError(f"{Path(arguments.config).absolute()}: is a configuration already: expected a model")
-    output: Path | None = arguments.output
+    # Before the model's code is imported, which may change the current folder.
+    output: Path | None = arguments.output and arguments.output.absolute()
+    folder = output.parent if output else Path.cwd()
     if output is not None and output.exists():
-        raise ConfigError(f"-o: {output.absolute()}: exists: name another file, or remove it")
+        raise ConfigError(f"-o: {output}: exists: name another file, or remove it")
     with apart() as results:
-        text = written(_guessed(arguments), (output or Path("x")).absolute().parent)
+        text = written(_guessed(arguments), folder)
         if output is None:
             print(text, end="", file=results)
         else:
@@ -271,8 +273,9 @@ def _told(arguments: argparse.Namespace) -> "Config":
     from gateway.config import parse_config
     from gateway.configuring.guess import written
 
+    folder = Path.cwd()  # before the model's code is imported, which may change it
     found = _guessed(arguments)
-    words.info("# `gateway init %s` writes this configuration:\n%s", quote(arguments.config), written(found, Path.cwd()))
+    words.info("# `gateway init %s` writes this configuration:\n%s", quote(arguments.config), written(found, folder))
     with _without_plugins():
         return parse_config(found.document, source=arguments.config)
 

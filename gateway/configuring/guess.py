@@ -211,7 +211,12 @@ def _of_code(name: str, source: str, example: Mapping[str, object] | None) -> _E
     except LoadFailed as exc:
         raise ConfigError(str(exc)) from exc
     mark = mark_of(code)
-    entry = _read(mark.name or name, "torch" if _makes_a_module(code) else "python", source, example)
+    name = mark.name or name
+    entry = (
+        _read(name, "torch", source, example)
+        if _makes_a_module(code)
+        else _read(name, "python", source, example, try_rows=mark.max_rows is None)
+    )
     return entry if mark.max_rows is None else replace(entry, model={**entry.model, "max_rows": mark.max_rows})
 
 
@@ -228,9 +233,9 @@ def _makes_a_module(code: Any) -> bool:
     return all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in parameters)
 
 
-def _read(name: str, kind: str, model: str, example: Mapping[str, object] | None) -> _Entry:
+def _read(name: str, kind: str, model: str, example: Mapping[str, object] | None, **options: Any) -> _Entry:
     try:
-        found = backends.read(kind, model, example=example)
+        found = backends.read(kind, model, example=example, **options)
     except LoadFailed as exc:
         raise ConfigError(str(exc)) from exc
     tensors = {"inputs": [plain(t) for t in found.inputs], "outputs": [plain(t) for t in found.outputs]}

@@ -7,9 +7,10 @@ Where few sizes run at all, all of them do: the first run of each may be what co
 SLO, and no buckets say which lengths come, a longer one is tried at last (`further_rows`): a model that does not take it says
 nothing by that.
 
-A probe that fails ends the probing, but for images of open height and width, which are tried as large as they commonly are
-where a model does not take one pixel. Outputs that are not as declared fail the load: no other content mends that. What the
-model raises is a warning, since it may insist on content that is not made up; in few words where dimensions were, too.
+A probe that fails ends the probing, but for images of open height and width, which are tried as large as they commonly are,
+and smaller, where a model does not take one pixel. Outputs that are not as declared fail the load: no other content mends
+that. What the model raises is a warning, since it may insist on content that is not made up; in few words where dimensions
+were, too.
 """
 
 import asyncio
@@ -33,9 +34,10 @@ from gateway.errors import BackendFailed, Cancelled, ConfigError, InvalidArgumen
 from gateway.protocols.tensors import shape_key
 from gateway.types import InferRequest
 
-# As long as `FURTHER_LENGTH`, of words as long as most are: it is split into so many tokens as other texts.
-_IMAGE_SIDE: Final = 224  # of what most models of images were trained on; a multiple of 32, by which many halve it
+# First what most models of images were trained on, a multiple of 32, by which many halve it; then within smaller bounds.
+_IMAGE_SIDES: Final = (224, 64, 8)
 _CHANNELS: Final = 4  # at most
+# As long as `FURTHER_LENGTH`, of words as long as most are: it is split into so many tokens as other texts.
 _TEXT: Final = b"The price of a good seat by the window was more than he had paid."
 
 log = logging.getLogger(__name__)
@@ -71,7 +73,8 @@ async def probe(
     elif batched and batcher.policy.by_length:
         further = further_rows(ragged, batcher.service.sizes, batcher.slo_ns)
     well = trying = False
-    side = 1
+    side, sides = 1, [*_IMAGE_SIDES]
+    shown: tuple[Execution, InferRequest] | None = None  # of the first of these
     while sizes:
         for rows, length in product(sizes, lengths):
             request = _request(spec, ragged, rows, length, side)
@@ -82,9 +85,12 @@ async def probe(
             failed = next((execution for _, execution, _ in ends if execution.error), None)
             if failed is not None and trying:
                 return True
-            if failed is not None and side == 1 and not well and _raised(failed) and any(map(_is_image, spec.inputs)):
-                side = _IMAGE_SIDE
-                break
+            if failed is not None and not well and _raised(failed) and any(map(_is_image, spec.inputs)):
+                shown = shown if side != _IMAGE_SIDES[0] else (failed, request)
+                if sides:
+                    side = sides.pop(0)
+                    break
+                failed, request = shown or (failed, request)
             if failed is not None:
                 _tell(name, failed, spec, request, well=well)
                 return False
@@ -133,7 +139,8 @@ def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, 
     if failed.refused:
         raise ConfigError(f"{name}: {which} would fail: {fault} ({tried}){way}")
     if not isinstance(failed.error, BackendFailed):  # it has come to no run, or is gone
-        log.warning("%s: not probed: %s", name, fault)
+        of_content = f" ({tried})" if isinstance(failed.error, InvalidArgument) else ""
+        log.warning("%s: not probed: %s%s", name, fault, of_content)
         return
     if not well and any(-1 in tensor.shape[1:] and tensor.name in request.inputs for tensor in spec.inputs):
         log.warning("%s: not probed: made-up inputs fail: %s (%s; all is well if others do not)%s", name, fault, tried, way)

@@ -33,11 +33,11 @@ from gateway.wire.tensors import Buffer, shaped
 _Strict = TypeVar("_Strict")
 _Loose = TypeVar("_Loose")
 
-_MSGSPEC: Final = re.compile(r"Expected `.+`, got `(.+?)`(?: - at `\$(.*)`)?$")
-_JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole number", "float": "a number with a fraction"} | {
-    "array": "a list",
+_MSGSPEC: Final = re.compile(r"Expected `(.+)`, got `(.+?)`(?: - at `\$(.*)`)?$")
+_JSON_WORDS: Final = {
+    "str": "text", "bool": "true or false", "int": "a whole number", "float": "a number written as a float", "array": "a list",
     "object": "an object",
-}
+}  # fmt: skip
 _EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]+\]")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _UNNAMED: Final = re.compile(r"`\$(?:\.(inputs|outputs)\[(\d+)\])?\.parameters\[\.\.\.\]`$")
@@ -90,7 +90,7 @@ def lists_from_json(
             return _decoder(kind, depth).decode(data), depth
         return msgspec.convert(data, _nested(kind, depth)), depth
     except ValueError as exc:
-        raise InvalidArgument(f"input '{name}': data: expected {datatype} elements{_odd_element(exc)}") from exc
+        raise InvalidArgument(f"input '{name}': data: {_odd_element(datatype, exc)}") from exc
 
 
 def _decoder(kind: type, depth: int) -> msgspec.json.Decoder[Any]:
@@ -297,13 +297,14 @@ def _elements(text: bytes) -> int | None:
     return text.count(b",") + 1 - text.count(b"[]") - sum(1 for _ in _EMPTY_LIST.finditer(text))
 
 
-def _odd_element(exc: ValueError) -> str:
+def _odd_element(datatype: str, exc: ValueError) -> str:
     """What msgspec says of an element, in the client's words: JSON's, and where it stands in `data`."""
     found = _MSGSPEC.match(str(exc))
     if found is None:
-        return f": {exc}"
-    got, place = found.groups()
-    return f", got {_JSON_WORDS.get(got, got)}" + (f" at data{place}" if place else "")
+        return f"expected {datatype} elements: {exc}"
+    wanted, got, place = found.groups()
+    expected = "lists of one depth everywhere" if "array" in (wanted, got) else f"{datatype} elements"
+    return f"expected {expected}, got {_JSON_WORDS.get(got, got)}" + (f" at data{place}" if place else "")
 
 
 def lists_of(datatype: str, depth: int) -> Any:

@@ -243,7 +243,10 @@ def count_rows(
     if rows < 1:
         raise InvalidArgument(f"model '{model}': a request needs at least 1 row, got {max(rows, 0)}")
     if spec.decoupled and rows > spec.max_rows:
-        raise InvalidArgument(f"model '{model}': {rows} rows in one request, expected at most {spec.max_rows} (max_rows)")
+        raise InvalidArgument(
+            f"model '{model}': {rows} rows in one request, expected at most {spec.max_rows} of a model that answers in parts "
+            "(max_rows, and 1 for a function of single values)"
+        )
     return rows
 
 

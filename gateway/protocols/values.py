@@ -147,6 +147,7 @@ def _of_lists(name: str, value: object, expected: TensorSpec | None) -> tuple[di
     data = plain if isinstance(plain, list) else [plain]
     first = next(_leaves(plain), b"")
     odd = first is None or (isinstance(first, str) != (datatype == "BYTES") and not isinstance(first, bytes))
+    odd = odd or (len(shape) != len(expected.shape) and not isinstance(first, bytes))  # the first's depth may be no other's
     if odd or datatype in WITHOUT_JSON:  # what is odd is told before the shape is
         lists_from_json(name, datatype, data, max(1, len(shape)), halves=True)  # as what reads the JSON of the others
     if datatype in WITHOUT_JSON or (datatype == "BYTES" and any(isinstance(leaf, bytes) for leaf in _leaves(plain))):

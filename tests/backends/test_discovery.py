@@ -226,6 +226,25 @@ def test_numbers_below_0_are_tried_where_the_others_took_less_than_a_second_by_t
     assert rows == tried
 
 
+@pytest.mark.parametrize(
+    ("first_s", "each_s", "rows", "told"),
+    [(6, 6, [1], "takes 6.0 s"), (1, 1, [1, 1], "takes 1.0 s"), (1, 0.1, [1, 1, 4], "")],
+)
+def test_code_that_waits_is_run_once_more_as_it_may_load_first(first_s: int, each_s: float, rows: list[int], told: str) -> None:
+    ran: list[int] = []
+
+    def run(arrays: Tensors) -> Tensors:
+        ran.append(len(arrays["x"]))
+        return {"y": arrays["x"].cumsum(0)}
+
+    def spent() -> tuple[float, float, int]:
+        return (first_s + each_s * (len(ran) - 1) if ran else 0, 0, 0)
+
+    found = from_shapes((spec("x", -1, 4),), (spec("y", -1, 4),), run, network=False, spent=spent)
+    assert (ran[:3], found.max_rows) == (rows, 32 if told else 0)
+    assert told in found.notes[0]
+
+
 def test_a_model_without_inputs_has_no_rows() -> None:
     found = from_shapes((), (spec("y", 1, 2),))
     assert (found.outputs[0].shape, found.max_rows, found.notes) == (

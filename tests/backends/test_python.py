@@ -36,6 +36,7 @@ from backends.base import (
 )
 from backends.check import checked
 from backends.datatypes import NUMPY, datatype_of
+from backends.discovery import Found
 from backends.mistakes import Wanted
 from backends.source import load_object
 
@@ -332,6 +333,91 @@ def test_a_hint_without_a_shape_still_says_the_datatype() -> None:
 def test_outputs_of_requests_that_run_alone_have_as_many_rows_as_hinted_inputs() -> None:
     found = backends.read("python", f"{__file__}:running", example={"x": [1, 5, 2]})
     assert (found.max_rows, found.inputs[0].shape, found.outputs[0].shape) == (0, (-1,), (-1,))
+
+
+def of_requests(name: str, **given: Any) -> Found:
+    return backends.read("python", f"{__file__}:{name}", **given)
+
+
+Scores = Annotated[npt.NDArray[np.float64], (-1,)]
+Ranks = Annotated[npt.NDArray[np.int64], (-1,)]
+
+
+def rank(score: Scores) -> Ranks:
+    return np.argsort(np.argsort(-score))
+
+
+def rank_of_unstated(score: Scores):  # type: ignore[no-untyped-def]
+    return rank(score)
+
+
+def rank_of_low(score: Scores) -> Ranks:
+    if (score < 2).any():
+        raise ValueError("too low")
+    return rank(score)
+
+
+def repeats(text: Annotated[np.ndarray, "BYTES", (-1,)]) -> Annotated[np.ndarray, "BOOL", (-1,)]:
+    return np.array([each in text[:index] for index, each in enumerate(text)])
+
+
+def one_of(score: Scores) -> Scores:
+    return np.full(len(score), score.item())
+
+
+class Standardised:
+    inputs, outputs = [("x", "FP32", (-1, 3))], [("y", "FP32", (-1, 3))]
+
+    def predict(self, inputs: Tensors) -> Tensors:
+        assert inputs["x"].dtype == np.float32
+        return {"y": inputs["x"] - inputs["x"].mean(0)}
+
+
+@pytest.mark.parametrize("name", ["rank", "rank_of_unstated", "repeats", "Standardised"])
+def test_rows_of_stated_inputs_are_tried_on_drawn_ones(name: str) -> None:
+    found = of_requests(name)
+    assert (found.max_rows, found.inputs[0].shape[0], found.outputs[0].shape[0]) == (0, -1, -1)
+    assert [note.partition(",")[0] for note in found.notes] == [
+        f"the other rows of a batch change a row's answer in {found.outputs[0].name!r}"
+    ]
+
+
+def test_rows_of_stated_inputs_and_outputs_are_tried_on_an_example() -> None:
+    found = of_requests("rank_of_low")
+    assert (found.max_rows, found.notes) == (
+        32, ("its rows are taken to be independent, and not tried, as it fails on drawn ones; if they change each other's "
+             "answers, set max_rows: 0",),
+    )  # fmt: skip
+    for scores in ([3, 4, 7], [7]):  # of one row, too: a request may have several, which are ranked together
+        found = of_requests("rank_of_low", example={"score": scores})
+        assert (found.max_rows, found.inputs[0].shape, len(found.notes)) == (0, (-1,), 1)
+    assert of_requests("Standardised", example={"x": [[1, 2, 3], [4, 5, 7]]}).max_rows == 0
+    assert of_requests("one_of", example={"score": [7]}).max_rows == 1
+
+
+def test_an_attribute_of_another_kind_is_no_example_of_what_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = load_object(f"{__file__}:rank_of_low")
+    for other in ("text", {"text": [1]}, lambda: pytest.fail("called")):
+        monkeypatch.setattr(code, "example", other, raising=False)
+        assert of_requests("rank_of_low").max_rows == 32
+    monkeypatch.setattr(code, "example", {"score": [3, 4, 7]})
+    assert of_requests("rank_of_low").max_rows == 0
+
+
+class Elsewhere:
+    inputs = outputs = Standardised.inputs
+
+    def __init__(self, weights: str) -> None: ...
+
+    def predict(self, inputs: Tensors) -> Tensors: ...
+
+
+def test_what_states_all_is_not_run_where_it_cannot_be_or_somebody_knows_its_rows() -> None:
+    found = of_requests("Elsewhere")
+    assert found.max_rows == 32
+    assert "and not tried, as it cannot be loaded here (" in found.notes[0]
+    assert "weights" in found.notes[0]
+    assert of_requests("Elsewhere", try_rows=False).notes == ()
 
 
 @pytest.mark.parametrize(

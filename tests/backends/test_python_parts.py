@@ -165,7 +165,9 @@ def test_a_predict_that_yields_or_says_that_it_returns_an_iterator_is_decoupled(
 
 def test_functions_that_yield_are_read_by_their_type_hints() -> None:
     assert [part["output"].tolist() for part in stream("halves", x(3, 5))] == [[[3], [5]], [[1.5], [2.5]]]
-    (output,) = backends.read("python", f"{__file__}:letters").outputs
+    found = backends.read("python", f"{__file__}:letters")
+    assert found.max_rows == 1
+    (output,) = found.outputs
     assert (output.name, output.datatype, output.shape) == ("output", "BYTES", (-1,))
     text = {"text": np.array([b"abc"], object)}
     assert [part["output"].tolist() for part in stream("letters", text)] == [["a"], ["b"], ["c"]]

@@ -19,7 +19,7 @@ import yaml
 from tritonclient.utils import serialize_byte_tensor
 
 import backends
-from backends import python
+from backends import python_discovery
 from backends import triton_python_backend_utils as pb_utils
 from backends.base import (
     REQUEST_ROWS,
@@ -275,7 +275,7 @@ def test_outputs_are_not_read_from_an_answer_that_is_an_error(tmp_path: Path) ->
     write_model(tmp_path, "parts", decoupled_model.CONFIG, Path(decoupled_model.__file__).read_text())
     file = tmp_path / "parts" / "1" / "model.py"
     with pytest.raises(LoadFailed, match=r"model\.py:TritonPythonModel: no luck"):
-        python.read(model=f"{file}:TritonPythonModel", example={"SCRIPT": np.array([b"error !"], object)})
+        python_discovery.read(model=f"{file}:TritonPythonModel", example={"SCRIPT": np.array([b"error !"], object)})
 
 
 SENDS = """

@@ -143,20 +143,26 @@ class Model:
 
     def predict(self, inputs):
         x = inputs["INPUT0"]
-        if x.shape[2] < LEAST or x.shape[3] % 32:
-            raise ERROR(f"too small: {x.shape}")
+        if not LEAST <= x.shape[2] <= MOST or x.shape[3] % 8:
+            raise ERROR(f"sides: {x.shape}")
         return {"OUTPUT0": np.zeros((len(x), 1), np.float32)}
 """
 
 
 @pytest.mark.parametrize(
-    ("error", "least", "words"),
-    [("ValueError", 32, ""), ("InputRefused", 32, ""), ("ValueError", 1024, "ValueError: too small: (1, 3, 224, 224)")],
+    ("error", "least", "most", "words"),
+    [
+        ("ValueError", 32, 512, ""),
+        ("InputRefused", 4, 64, ""),
+        ("InputRefused", 4, 16, ""),
+        ("ValueError", 1024, 2048, "not probed: made-up inputs fail: ValueError: sides: (1, 3, 224, 224)"),
+        ("InputRefused", 4, 7, "not probed: sides: (1, 3, 224, 224) (tried with inputs of ones, INPUT0 [1, 3, 224, 224])"),
+    ],
 )
-def test_images_of_open_sides_are_tried_as_large_as_they_commonly_are(
-    error: str, least: int, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_images_of_open_sides_are_tried_as_large_as_they_commonly_are_and_smaller(
+    error: str, least: int, most: int, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "model.py").write_text(IMAGES.replace("ERROR", error).replace("LEAST", str(least)))
+    (tmp_path / "model.py").write_text(IMAGES.replace("ERROR", error).replace("LEAST", str(least)).replace("MOST", str(most)))
     backend = f"{{kind: python, model: '{tmp_path}/model.py:Model'}}"
 
     async def main() -> None:
@@ -167,7 +173,7 @@ def test_images_of_open_sides_are_tried_as_large_as_they_commonly_are(
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(told) == bool(words)
     for line in told:
-        assert line.startswith(f"m:1/python: not probed: made-up inputs fail: {words}")
+        assert line.startswith(f"m:1/python: {words}")
         assert "\n" not in line
 
 

@@ -27,6 +27,7 @@ class Letters:
         return np.array([[len(row[0])] for row in text])
 
 
+@gateway.model(max_rows=32)
 class Gate:
     """Answers once it is opened, with the rows of its batch."""
 

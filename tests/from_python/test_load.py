@@ -87,6 +87,11 @@ def test_texts_of_an_answer_are_of_the_kind_that_the_model_gave(isolation: str) 
     assert {name: array.tolist() for name, array in answer.items()} == {"text": ["a", "ü"], "raw": [b"a", "ü".encode()]}
 
 
+def test_lists_of_several_depths_are_told(model: gateway.LoadedModel) -> None:
+    with pytest.raises(InvalidArgument, match="expected lists of one depth everywhere, got a list at data"):
+        model.predict({"x": [1, [2]]})
+
+
 def test_half_precision_is_taken_from_lists_and_given() -> None:
     with gateway.load(half) as model:
         assert model.predict({"x": [[1, 2]]})["output"].dtype == np.float16
@@ -330,7 +335,9 @@ def test_what_cannot_be_loaded_is_told(what: Any, options: dict[str, Any], words
 
 ONE_ROW = """
 import time
+import gateway
 
+@gateway.model(max_rows=32)
 class Model:
     inputs = [("x", "FP32", (-1, 4))]
     outputs = [("y", "FP32", (-1, 4))]

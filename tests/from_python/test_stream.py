@@ -60,7 +60,7 @@ def test_parts_come_one_by_one_and_are_the_callers_own(model: gateway.LoadedMode
 def test_a_function_that_yields_is_a_model_as_well() -> None:
     with gateway.load(letters_of) as loaded:
         assert [part["output"].tolist() for part in loaded.stream({"text": ["abc"]})] == [["a"], ["b"], ["c"]]
-        with pytest.raises(InvalidArgument, match="2 rows in one request, expected at most 1"):
+        with pytest.raises(InvalidArgument, match="2 rows in one request, expected at most 1 of a model that answers in parts"):
             next(loaded.stream({"text": ["abc", "d"]}))
 
 

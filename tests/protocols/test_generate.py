@@ -106,7 +106,7 @@ def test_elements_fill_the_shape(shape: tuple[int, ...], max_rows: int, given: A
         ((-1, 2), [[1, 2, 3]], "expected INT64 [-1, 2], got INT64 [1, 3]"),
         ((-1,), [[1], [2]], "expected INT64 [-1], got INT64 [2, 1]"),
         ((-1, -1), [[1, 2], [3]], "lists of 1 and of 2 side by side"),
-        ((-1, -1), [[1, 2], 3], "expected INT64 elements"),
+        ((-1, -1), [[1, 2], 3], "expected lists of one depth everywhere, got a whole number at data[1]"),
         ((-1, -1), [[[[[1]]]]], "nested 5 deep"),
         ((-1, 1), "text", "expected INT64 elements, got text"),
         ((-1, 1), 1.5, "expected INT64 elements"),

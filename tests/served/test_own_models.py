@@ -57,7 +57,7 @@ def test_a_folder_of_the_documents_examples_is_served(tmp_path: Path) -> None:
 
 
 def test_init_writes_what_serve_says(tmp_path: Path) -> None:
-    (tmp_path / "area.py").write_text(BLOCKS[0])
+    (tmp_path / "area.py").write_text(f"import os\nos.chdir('/tmp')\n{BLOCKS[0]}")
     (tmp_path / "configs").mkdir()
     shown = gateway(tmp_path, "init", "--quiet", "area.py:predict")
     assert (shown.returncode, shown.stderr) == (0, "")

@@ -235,18 +235,27 @@ class Router:
     def _chosen(
         self, usable: Sequence[Candidate], request: InferRequest, now_ns: int, deadline_ns: int, *, moves: bool = False
     ) -> Route:
-        """By the policy; where none is in time, who is idle: whether it is tried there is for the lane to decide.
+        """By the policy; where none is in time and all are idle, one of them: its lane decides whether it is tried.
 
         Else all would be refused for as long as what was learned counts, though nothing runs that could tell that it is over.
+        That one with many rows or little time would be late puts none of it in doubt, if others would be in time.
         moves: from a lane that was to serve it, which it leaves only for one that is predicted to be in time.
         """
         route = self._policy.choose(usable, request, now_ns, deadline_ns)
-        if route.candidate is not None or moves:
+        if route.candidate is not None or moves or any(candidate.lane.pending for candidate in usable):
             return route
-        idle = [candidate for candidate in usable if not candidate.lane.pending]
-        told = [(candidate, candidate.lane.forecast(request, now_ns)) for candidate in idle]
+        if not self._are_slow(usable, request, now_ns):
+            return route
+        told = [(candidate, candidate.lane.forecast(request, now_ns)) for candidate in usable]
         tries = [Route(candidate, "idle", each.total_ns) for candidate, each in told if each.workers and not each.wait_ns]
         return min(tries, key=_eta_ns, default=route)
+
+    def _are_slow(self, usable: Sequence[Candidate], request: InferRequest, now_ns: int) -> bool:
+        """Whether by what was learned even one row of its kind, with all of the SLO's time, would be late everywhere."""
+        if self._slo_ns is None:
+            return False
+        one = msgspec.structs.replace(request, rows=1)
+        return self._policy.choose(usable, one, now_ns, now_ns + self._slo_ns).candidate is None
 
     def _taken_due(self) -> list[Copy]:
         due, self._due = self._due, []

@@ -63,11 +63,17 @@ def test_past_the_deadline_one_that_is_idle_gets_the_request_and_none_that_is_mo
         cheap.health.eject(0)  # so is one of those that remain
     dear.health.eject(0)
     assert chosen(router) == ("dear", "panic")
+    for busy in ({"wait_ms": 1.0}, {"workers": 0}):
+        dear.lane = StatedLane(120, **busy)
+        assert chosen(router) == ("cheap", "panic")
     lane_of(dear).pending = 1
-    assert chosen(router) == ("cheap", "panic")
-    for busy in ({"pending": 1}, {"wait_ms": 1.0}, {"workers": 0}):
-        cheap.lane = StatedLane(130, **busy)
-        assert chosen(router)[0] is None
+    assert chosen(router)[0] is None
+
+
+@pytest.mark.parametrize("slo_ns", [SLO_NS, None])
+def test_what_has_little_time_is_tried_on_no_idle_one_while_others_would_be_in_time(slo_ns: int | None) -> None:
+    router = router_of(candidate("cheap", 60, 0.1), candidate("dear", 50, 1.0), slo_ns=slo_ns)
+    assert router.route(request(deadline_ns=30 * MS), 0).reason == "late"
 
 
 def test_a_clients_own_deadline_counts_as_the_slo_does() -> None:

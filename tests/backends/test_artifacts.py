@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 import backends
+from backends.artifact_digests import artifact_digest
 from backends.artifacts import EXPORTED, ONNX, TORCHSCRIPT, identify
 from backends.file_tensors import exported_tensors
+from backends.onnx_file import has_fp16
 from backends.torch import load_callable
 from gateway.configuring.guess import guess
 from gateway.errors import ConfigError
+from tests.varint import varint
 
 
 class Trap:
@@ -180,6 +183,39 @@ def test_weights_that_are_lost_or_cut_off_are_named(external: Path) -> None:
     weights.unlink()
     assert identify(external).what == "an ONNX file without its weights, 'm.onnx.data'"
     assert identify(external).way == f"put that file, which the export wrote too, beside the model, in {external.parent}"
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Of a protobuf message."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+APART = field(13, field(1, b"location") + field(2, b"weights"))  # a tensor whose numbers are in the file `weights`
+
+
+@pytest.mark.parametrize(
+    "attribute", [field(5, APART), field(6, field(5, APART)), field(6, field(1, field(5, field(5, APART))))],
+    ids=["of Constant", "of If", "of Constant in If"],
+)  # fmt: skip
+def test_weights_that_a_node_keeps_apart_are_the_models_too(tmp_path: Path, attribute: bytes) -> None:
+    path, weights = tmp_path / "m.onnx", tmp_path / "weights"
+    path.write_bytes(b"\x08\x0a" + field(7, field(1, field(5, attribute))))
+    assert identify(path).what == "an ONNX file without its weights, 'weights'"
+    digests = set()
+    for content in (b"some", b"more"):
+        weights.write_bytes(content)
+        assert identify(path) == ONNX
+        digests.add(artifact_digest(path))
+    assert len(digests) == 2
+
+
+def test_graphs_within_graphs_without_end_are_a_damaged_file(tmp_path: Path) -> None:
+    graph = b""
+    for _ in range(1000):
+        graph = field(1, field(5, field(6, graph)))
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x0a" + field(7, graph))
+    assert identify(tmp_path / "m.onnx").what == "no ONNX file, or a damaged one"
+    assert not has_fp16(tmp_path / "m.onnx")
 
 
 def test_what_onnx_runtime_cannot_load_is_told_by_what_the_file_is(external: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import random
+import struct
 import zipfile
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def damaged() -> bytes:
     return bytes(content)
 
 
+def of_two_disks() -> bytes:
+    content = archive("a.txt")
+    at = len(content) - 22  # the end of the directory, which a locator of 64 bits stands before
+    return content[:at] + struct.pack("<4sLQL", b"PK\x06\x07", 0, 0, 2) + content[at:]
+
+
 WEIGHTS = b"\x80\x02ccollections\nOrderedDict\nctorch._utils\n_rebuild_tensor_v2\nctorch\nFloatStorage\n."
 CHECKPOINT = pickle.dumps({"epoch": 3, "model_state_dict": {"w": 1}}, 2)
 LIGHTNING = pickle.dumps({"pytorch-lightning_version": "2.5", "state_dict": {"w": 1}, "hyper_parameters": Path()}, 2)
@@ -94,6 +101,12 @@ FILES = [
     ("m.zip", archive("a.txt"), "a zip archive without a model that the gateway knows"),
     ("m.pt", archive("a.txt")[:-1], "a damaged archive: its end is missing"),
     ("m.pt", damaged(), "a damaged archive (Error -3 while decompressing data: invalid block type)"),
+    (
+        "m.pt2",
+        archive("m/é").replace("é".encode(), b"\xff\xff"),
+        "a damaged archive ('utf-8' codec can't decode byte 0xff in position 2: invalid start byte)",
+    ),
+    ("m.pt2", of_two_disks(), "a damaged archive (zipfiles that span multiple disks are not supported)"),
     ("m.bin", b"\x80", "no model that the gateway knows"),
     ("m.tar.gz", b"\x1f\x8b\x08", "an archive"),
     ("m.plan", b"ftrt", "a TensorRT engine"),

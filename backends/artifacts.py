@@ -21,8 +21,10 @@ _OF_WEIGHTS: Final = ("collections.", "torch._utils.", "torch._tensor.", "torch.
 
 _OF_CHECKPOINTS: Final = ("model_state_dict", "state_dict")  # keys under which trainers keep the weights
 
-# What reading a damaged archive raises: also a name that is no UTF-8, a place before the file's beginning.
-_OF_ZIPFILE: Final = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError, struct.error)
+# What reading a damaged archive raises: also for a name that is no UTF-8, or a place before the file's beginning.
+ARCHIVE_FAULTS: Final = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError, ValueError,
+)  # fmt: skip
 
 _OF_PYTORCH: Final = (".pt", ".pt2", ".pth")
 MODEL_FILES: Final = (".onnx", ".ort", *_OF_PYTORCH)
@@ -93,7 +95,7 @@ def torn(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() or ""
-    except _OF_ZIPFILE as exc:
+    except ARCHIVE_FAULTS as exc:
         return str(exc) or type(exc).__name__
 
 
@@ -139,7 +141,7 @@ def _archive(path: Path) -> Artifact:
             pickles = [name for name in names if name.endswith("/data.pkl")]
             if pickles and archive.getinfo(pickles[0]).file_size <= _MOST_PICKLE_BYTES:
                 return _saved(archive.read(pickles[0]))
-    except _OF_ZIPFILE as exc:
+    except ARCHIVE_FAULTS as exc:
         return _damaged(f"a damaged archive ({exc})")
     if "MAR-INF/MANIFEST.json" in names:
         return Artifact("", "", "a TorchServe archive", f"unzip it, and serve the model that is in it; its handler: {_CLASS}")

@@ -13,9 +13,10 @@ import pytest
 
 import backends
 from backends.artifact_digests import artifact_digest
-from backends.artifacts import EXPORTED, ONNX, TORCHSCRIPT, identify
+from backends.artifacts import EXPORTED, ONNX, TORCHSCRIPT, identify, torn
 from backends.file_tensors import exported_tensors
 from backends.onnx_file import has_fp16
+from backends.script_arguments import stated_arguments
 from backends.torch import load_callable
 from gateway.configuring.guess import guess
 from gateway.errors import ConfigError
@@ -145,7 +146,7 @@ def test_what_torch_saves_is_told_apart(tmp_path: Path) -> None:
     assert identify(tmp_path / "old.pt").what.startswith("a file of torch.save")
 
 
-@pytest.mark.parametrize("fault", ["deflated and damaged", "of another schema"])
+@pytest.mark.parametrize("fault", ["deflated and damaged", "of members before its beginning", "of another schema"])
 def test_an_exported_program_that_cannot_be_read_tells_no_tensors(fault: str, tmp_path: Path) -> None:
     path = tmp_path / "m.pt2"
     spec = {"user_input": {"arg": {"as_tensor": {"name": "x"}}}}
@@ -158,6 +159,11 @@ def test_an_exported_program_that_cannot_be_read_tells_no_tensors(fault: str, tm
     if fault == "deflated and damaged":
         content = path.read_bytes()
         path.write_bytes(content[:start] + b"\xff" * 8 + content[start + 8 :])
+    elif fault == "of members before its beginning":
+        content = path.read_bytes()
+        path.write_bytes(content[:-6] + b"\xff\xff\0\0" + content[-2:])  # where its directory is said to begin
+        assert torn(path)
+        assert stated_arguments(path) == []
     assert identify(path) == EXPORTED
     assert exported_tensors(path) is None
 

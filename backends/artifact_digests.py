@@ -10,12 +10,17 @@ from backends.onnx_file import weights_beside
 def artifact_digest(path: Path) -> str:
     """Of a file with its weights where they are beside it, or of all files of a folder. Raises: OSError."""
     if path.is_dir():
-        files = sorted(path.rglob("*"))
+        files = [file for file in path.rglob("*") if "__pycache__" not in file.relative_to(path).parts]
     else:
-        named = weights_beside(path) if path.is_file() and identify(path) == ONNX else ()
-        # torch.onnx calls them so.
-        files = sorted({path, path.with_name(f"{path.name}.data"), *(path.parent / name for name in named)})
-    return hashlib.sha256(repr([(file.name, file_digest(file)) for file in files]).encode()).hexdigest()
+        files = [path, *weights_of(path)]
+    return hashlib.sha256(repr([(file.name, file_digest(file)) for file in sorted(files)]).encode()).hexdigest()
+
+
+def weights_of(path: Path) -> list[Path]:
+    """Where a model's file may keep weights beside it, in order: not all need be there. Raises: OSError."""
+    named = weights_beside(path) if path.is_file() and identify(path) == ONNX else ()
+    beside = {path.with_name(f"{path.name}.data"), *(path.parent / name for name in named)}  # torch.onnx calls them so
+    return sorted(beside - {path})
 
 
 def file_digest(path: Path) -> str | None:

@@ -1,6 +1,8 @@
 """What a file is, told from its first bytes and the names in its archive: nothing is unpickled, no library imported."""
 
+import lzma
 import pickletools
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -18,6 +20,11 @@ _OF_WEIGHTS: Final = ("collections.", "torch._utils.", "torch._tensor.", "torch.
                       "torch.Size", "torch.device", "torch.dtype", "_codecs.", "builtins.")  # fmt: skip
 
 _OF_CHECKPOINTS: Final = ("model_state_dict", "state_dict")  # keys under which trainers keep the weights
+
+# What reading a damaged archive raises: also for a name that is no UTF-8, or a place before the file's beginning.
+ARCHIVE_FAULTS: Final = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError, ValueError,
+)  # fmt: skip
 
 _OF_PYTORCH: Final = (".pt", ".pt2", ".pth")
 MODEL_FILES: Final = (".onnx", ".ort", *_OF_PYTORCH)
@@ -58,7 +65,7 @@ def identify(path: Path) -> Artifact:
         return _damaged("an empty file")
     if head.startswith(LFS_POINTER):
         return _damaged("a pointer of Git LFS, not the file itself", "`git lfs pull` brings the file")
-    if zipfile.is_zipfile(path):
+    if _is_archive(path):
         return _archive(path)
     for magic, at, artifact in _MAGIC:
         if head[at : at + len(magic)] == magic:
@@ -84,12 +91,12 @@ def identify(path: Path) -> Artifact:
 
 
 def torn(path: Path) -> str:
-    """Which member of a zip archive is not as it was written; empty: none. Reads all of it. Raises: OSError."""
+    """Which member of a zip archive is not as it was written; empty: none. Reads all of it."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() or ""
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as exc:
-        return str(exc)
+    except ARCHIVE_FAULTS as exc:
+        return str(exc) or type(exc).__name__
 
 
 def _damaged(what: str, way: str = AGAIN) -> Artifact:
@@ -110,6 +117,13 @@ def _with_code(loads: str) -> str:
     )
 
 
+def _is_archive(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:
+        return True  # of several disks, by its end: damaged
+
+
 def _archive(path: Path) -> Artifact:
     """What a zip archive is, by the names of its members."""
     try:
@@ -127,7 +141,7 @@ def _archive(path: Path) -> Artifact:
             pickles = [name for name in names if name.endswith("/data.pkl")]
             if pickles and archive.getinfo(pickles[0]).file_size <= _MOST_PICKLE_BYTES:
                 return _saved(archive.read(pickles[0]))
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as exc:
+    except ARCHIVE_FAULTS as exc:
         return _damaged(f"a damaged archive ({exc})")
     if "MAR-INF/MANIFEST.json" in names:
         return Artifact("", "", "a TorchServe archive", f"unzip it, and serve the model that is in it; its handler: {_CLASS}")

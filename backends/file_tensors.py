@@ -3,11 +3,11 @@
 import json
 import re
 import zipfile
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from backends.artifacts import ARCHIVE_FAULTS
 from backends.base import LoadFailed, TensorSpec
 
 
@@ -69,7 +69,7 @@ def exported_tensors(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSp
         return found(inputs), found(outputs)
     except (StopIteration, LookupError, AttributeError, TypeError, ValueError):
         return None  # of another schema
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):
+    except ARCHIVE_FAULTS:
         return None  # damaged
 
 

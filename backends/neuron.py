@@ -5,7 +5,7 @@ artifact has fixed shapes. All of them are loaded onto the session's core and ru
 
 Cores: a NeuronCore has one owner, and a process that is told nothing takes all of them. So this backend refuses to load
 unless NEURON_RT_VISIBLE_CORES names its cores, as Ray sets it for `resources: {neuron_cores: 1}`, and `gateway serve` without
-Ray for each session. Session i runs on core i modulo their number, counted from 0 within the process.
+Ray for each session. A session runs on the core that has the fewest of the process's open sessions, of whichever model.
 
 PyPI's packages torch-neuronx, torch-neuron and neuronx-cc of version 1.0 are placeholders that raise ImportError; the real ones
 come from AWS's Neuron repository. Written against torch-neuronx 2.9 (SDK 2.31) and checked against a double of it, not on a
@@ -16,12 +16,14 @@ import json
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from backends.base import (
     BackendError,
@@ -49,6 +51,8 @@ _OF_THE_INPUT: Final = {1002: "NRT_EXEC_BAD_INPUT", 1003: "NRT_EXEC_COMPLETED_WI
 _OF_THE_RUNTIME: Final = ("nrt_", "NRT_", "NRT:", "NEURON_RT", "NEURONDEVICE", "nrt status")  # where there is no code
 
 _placing = threading.Lock()  # "placement is not thread-safe": Neuron core placement guide
+_counting = threading.Lock()
+_cores: Final[WeakKeyDictionary["NeuronSession", int]] = WeakKeyDictionary()  # of the open sessions, from 0 within the process
 
 
 def library(target: str) -> ModuleType:
@@ -173,8 +177,9 @@ class NeuronModel:
     def open_session(self, index: int) -> "NeuronSession":
         import torch
 
-        core = index % len(self._cores)
         programs: dict[tuple[int, int], Any] = {}
+        session = NeuronSession(self.spec, self._made.compiled, programs)
+        core = _take_core(session, index, len(self._cores))
         try:
             for (rows, length), path in self._made.programs.items():
                 if rows <= self.spec.max_rows:
@@ -182,15 +187,23 @@ class NeuronModel:
                         program = torch.jit.load(str(path))  # type: ignore[no-untyped-call]  # untyped in torch 2.13
                         set_neuron_cores(self._module)(program, start_nc=core, nc_count=1)
                     programs[rows, length] = program
-            session = NeuronSession(self.spec, self._made.compiled, programs)
             for rows, length in programs:
                 session.run(example_inputs(self.spec, rows, length), {})
         except (ExecutionFailed, SessionLost, RuntimeError, OSError) as exc:
+            session.close()
             raise LoadFailed(f"{self._folder}: core {self._cores[core]}: {exc}") from exc
         return session
 
     def close(self) -> None:
         pass
+
+
+def _take_core(session: "NeuronSession", index: int, cores: int) -> int:
+    """The one with the fewest open sessions; of several, the next from session `index`'s own on."""
+    with _counting:
+        open_on = Counter(_cores.values())
+        _cores[session] = core = min(range(cores), key=lambda core: (open_on[core], (core - index) % cores))
+        return core
 
 
 def set_neuron_cores(module: ModuleType) -> Any:
@@ -233,6 +246,8 @@ class NeuronSession:
 
     def close(self) -> None:
         self._programs = {}  # the runtime unloads an artifact when its last reference goes
+        with _counting:
+            _cores.pop(self, None)
 
 
 def _lost(message: str) -> bool:

@@ -61,7 +61,7 @@ def damage(path: Path) -> Damage | None:
                     return Damage(f"the beginning of an ONNX file: {len(data)} bytes of {field.stop} or more", AGAIN)
                 if field.number == _GRAPH:
                     _add_external(data, field, needed)
-        except (IndexError, ValueError):
+        except (IndexError, ValueError, RecursionError):
             return Damage("no ONNX file, or a damaged one", AGAIN)
     return _of_weights(path, needed)
 
@@ -102,7 +102,7 @@ def has_fp16(path: Path) -> bool:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return any(_has_fp16(data, field) for field in _fields(data, 0, len(data)) if field.number == _GRAPH)
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, RecursionError):
         return False
 
 
@@ -113,8 +113,7 @@ def _has_fp16(data: mmap.mmap, graph: _Field) -> bool:
         any(_is_fp16(data, tensor, _DATA_TYPE) for tensor in _inside(data, attribute, _TENSOR))
         or any(_has_fp16(data, subgraph) for subgraph in _inside(data, attribute, _SUBGRAPH))
         or (_is_fp16(data, attribute, _INT) and _is_named(data, attribute, b"to"))  # of Cast
-        for node in _inside(data, graph, _NODE)
-        for attribute in _inside(data, node, _ATTRIBUTE)
+        for attribute in _attributes(data, graph)
     )
 
 
@@ -127,17 +126,32 @@ def _is_named(data: mmap.mmap, attribute: _Field, name: bytes) -> bool:
     return any(data[field.start : field.stop] == name for field in _inside(data, attribute, _ATTRIBUTE_NAME))
 
 
+def _attributes(data: mmap.mmap, graph: _Field) -> Iterator[_Field]:
+    """Of its nodes: tensors, as of Constant, and graphs, as of If and Loop, are among them."""
+    for node in _inside(data, graph, _NODE):
+        yield from _inside(data, node, _ATTRIBUTE)
+
+
 def _add_external(data: mmap.mmap, graph: _Field, needed: dict[str, int]) -> None:
     """needed: gets how many bytes each file of weights must have at least, by its path from the model's folder."""
     for tensor in _inside(data, graph, _INITIALIZER):
-        entries: dict[bytes, bytes] = {}
-        for entry in _inside(data, tensor, _EXTERNAL_DATA):
-            texts = {field.number: data[field.start : field.stop] for field in _fields(data, entry.start, entry.stop)}
-            entries[texts.get(_KEY, b"")] = texts.get(_VALUE, b"")
-        if location := entries.get(b"location"):
-            stop = int(entries.get(b"offset", b"0")) + int(entries.get(b"length", b"0"))
-            name = location.decode("utf-8", "replace")
-            needed[name] = max(needed.get(name, 0), stop)
+        _add_weights(data, tensor, needed)
+    for attribute in _attributes(data, graph):
+        for tensor in _inside(data, attribute, _TENSOR):
+            _add_weights(data, tensor, needed)
+        for subgraph in _inside(data, attribute, _SUBGRAPH):
+            _add_external(data, subgraph, needed)
+
+
+def _add_weights(data: mmap.mmap, tensor: _Field, needed: dict[str, int]) -> None:
+    entries: dict[bytes, bytes] = {}
+    for entry in _inside(data, tensor, _EXTERNAL_DATA):
+        texts = {field.number: data[field.start : field.stop] for field in _fields(data, entry.start, entry.stop)}
+        entries[texts.get(_KEY, b"")] = texts.get(_VALUE, b"")
+    if location := entries.get(b"location"):
+        stop = int(entries.get(b"offset", b"0")) + int(entries.get(b"length", b"0"))
+        name = location.decode("utf-8", "replace")
+        needed[name] = max(needed.get(name, 0), stop)
 
 
 def _inside(data: mmap.mmap, outer: _Field, number: int) -> Iterator[_Field]:

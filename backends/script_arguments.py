@@ -3,11 +3,12 @@
 import ast
 import pickletools
 import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from backends.artifacts import ARCHIVE_FAULTS
 
 WAY: Final = "script a forward whose inputs are tensors"
 _NESTED: Final = ("Dict", "List", "Tuple")
@@ -48,7 +49,7 @@ def stated_arguments(path: Path) -> list[Argument]:
             code = ast.parse(archive.read(f"{root}/code/{module.replace('.', '/')}.py"))
     except (StopIteration, LookupError, SyntaxError, ValueError, RecursionError):
         return []  # of another form
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):
+    except ARCHIVE_FAULTS:
         return []  # damaged
     classes = (node for node in code.body if isinstance(node, ast.ClassDef) and node.name == name)
     forward = (node for each in classes for node in each.body if isinstance(node, ast.FunctionDef) and node.name == "forward")

@@ -18,7 +18,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ _DATATYPES: Final = {
 log = logging.getLogger(__name__)
 
 _building = threading.Lock()
+_opening = threading.Lock()  # of contexts: an engine is for one thread at a time, and sessions share it
 
 
 def load(
@@ -50,6 +51,8 @@ def load(
 
     longest: the greatest open length of the profile, the first dimension's too where max_rows is 0.
     """
+    from backends.artifact_digests import artifact_digest
+
     if not Path(model).is_file():
         raise LoadFailed(f"{model}: {absent(model)}")
     try:
@@ -64,8 +67,10 @@ def load(
     logger = tensorrt.Logger(tensorrt.Logger.WARNING)
     runtime = tensorrt.Runtime(logger)
     kept = Path(engines) if engines else Path(model).parent / "engines"
+    profile = _Profile(declared.max_rows, longest, workspace_mb)
+    made_of = f"{artifact_digest(Path(model))} {profile}"  # of gigabytes of weights it takes seconds: not under the lock
     with running(), torch.cuda.device(device), _building:
-        engine = _engine(tensorrt, runtime, Path(model), kept, _Profile(declared.max_rows, longest, workspace_mb))
+        engine = _engine(tensorrt, runtime, Path(model), kept, profile, made_of)
     inputs, outputs = _tensors(tensorrt, engine)
     spec = ModelSpec(
         "tensorrt_plan",
@@ -87,14 +92,12 @@ class _Profile:
     workspace_mb: int
 
 
-def _engine(trt: Any, runtime: Any, onnx: Path, engines: Path, profile: _Profile) -> Any:
+def _engine(trt: Any, runtime: Any, onnx: Path, engines: Path, profile: _Profile, made_of: str) -> Any:
     """The engine from its file; built, and kept if it can be, where there is none."""
     import torch
 
-    from backends.artifact_digests import artifact_digest
-
     gpu = torch.cuda.get_device_name().replace(" ", "-")
-    digest = hashlib.sha256(f"{artifact_digest(onnx)} {profile} {gpu} {trt.__version__}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{made_of} {gpu} {trt.__version__}".encode()).hexdigest()[:16]
     path = engines / f"{onnx.stem}-{gpu}-trt{trt.__version__}-{digest}.plan"
     if path.is_file():
         plan: Any = path.read_bytes()
@@ -208,7 +211,8 @@ class TensorRtSession:
         self._cuda_graphs = cuda_graphs
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped in torch 2.13
         self._bound: dict[tuple[Any, ...], _Bound] = {}
-        self._memory: Any = torch.empty(engine.device_memory_size_v2, dtype=torch.uint8, device=torch.device("cuda", device))
+        memory_bytes = max(1, engine.device_memory_size_v2)  # what is empty has no address
+        self._memory: Any = torch.empty(memory_bytes, dtype=torch.uint8, device=torch.device("cuda", device))
         self._context = self._new_context()  # of what is not recorded
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
@@ -240,9 +244,12 @@ class TensorRtSession:
 
     def close(self) -> None:
         with running():
-            self._context = self._engine = None
-            self._bound.clear()
-            self._memory = None
+            try:
+                self._stream.synchronize()  # a run that failed may have left kernels, which use what is given back here
+            finally:
+                self._context = self._engine = None
+                self._bound.clear()
+                self._memory = None
 
     def _bind(self, sources: dict[str, Any]) -> _Bound:
         """The tensors for these shapes: those of the last time, or new ones."""
@@ -255,38 +262,48 @@ class TensorRtSession:
                 self._point(bound)
             return bound
         device = torch.device("cuda", self._device)
-        records = self._cuda_graphs and len(self._bound) < MOST_GRAPHS
-        context = self._new_context() if records else self._context
         for name, source in sources.items():
-            if not context.set_input_shape(name, tuple(source.shape)):
+            if not self._context.set_input_shape(name, tuple(source.shape)):
                 raise ExecutionFailed(f"input {name!r}: shape {list(source.shape)} is outside the engine's profile")
         # Of this batch: what is not written yet may be no index that the model takes.
         given = {name: source.to(device, copy=True) for name, source in sources.items()}
         results = {}
         for tensor in self._spec.outputs:
-            shape = tuple(context.get_tensor_shape(tensor.name))
+            shape = tuple(self._context.get_tensor_shape(tensor.name))
             if -1 in shape:
                 raise ExecutionFailed(f"output {tensor.name!r}: its shape {list(shape)} depends on values of the input")
             results[tensor.name] = torch.empty(shape, dtype=_torch_dtype(tensor.datatype), device=device)
-        bound = _Bound(context, given, results, None)
-        self._point(bound)
-        if records:
-            with capturing:
-                self._execute(bound)  # TensorRT allocates at the first run of a shape, which cannot be recorded
-                self._stream.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                    self._execute(bound)
-            bound = _Bound(context, given, results, graph)
+        bound = _Bound(self._context, given, results, None)
         if len(self._bound) < MOST_GRAPHS:
-            self._bound[key] = bound
+            bound = self._bound[key] = (self._recorded(bound) if self._cuda_graphs else None) or bound
+        if bound.graph is None:
+            self._point(bound)
         return bound
+
+    def _recorded(self, bound: _Bound) -> _Bound | None:
+        """With a context of its own. None, and a warning, if that fails: a run without tells whether the device is lost."""
+        import torch
+
+        try:
+            recorded = replace(bound, context=self._new_context(), graph=torch.cuda.CUDAGraph())
+            self._point(recorded)
+            with capturing:
+                self._execute(recorded)  # TensorRT allocates at the first run of a shape, which cannot be recorded
+                self._stream.synchronize()
+                with torch.cuda.graph(recorded.graph, stream=self._stream, capture_error_mode="thread_local"):
+                    self._execute(recorded)
+            return recorded
+        except Exception as exc:
+            shapes = {name: list(tensor.shape) for name, tensor in bound.inputs.items()}
+            log.warning("batches of %s stay unrecorded, and are slower: %s", shapes, words_of(exc))
+            return None
 
     def _new_context(self) -> Any:
         """On the memory that all of this session share. Raises: SessionLost."""
         from tensorrt import ExecutionContextAllocationStrategy
 
-        context = self._engine.create_execution_context(ExecutionContextAllocationStrategy.USER_MANAGED)
+        with _opening:
+            context = self._engine.create_execution_context(ExecutionContextAllocationStrategy.USER_MANAGED)
         if context is None:
             raise SessionLost("TensorRT gives no execution context; its log says why")
         context.set_device_memory(self._memory.data_ptr(), self._memory.numel())

@@ -259,3 +259,21 @@ def test_what_was_built_before_its_record_could_be_written_is_built_again(
         with pytest.raises(ConfigError, match=r"linear: onnxruntime: .*linear\.onnx\.build\.json: No space left"):
             own_linear()
     assert own_linear() == "built"
+
+
+def test_the_order_in_which_rows_were_written_once_builds_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(kind: str, artifact: Path, *_: Any, **__: Any) -> str:
+        artifact.mkdir()
+        return "built"
+
+    monkeypatch.setattr(backends, "build", build)
+    backend = {"kind": "neuron", "model": f"{tmp_path}/m", "build": {"source": "m:f", "row_sizes": [4, 1, 8]}}
+    what = parse_config({"models": [{"name": "m", "backends": [backend]}]}, source="x.yaml")
+    assert compiled(what) == ["built"]
+    record = tmp_path / "m.build.json"
+    of_before = json.loads(record.read_text())
+    of_before["build"]["row_sizes"] = [4, 1, 8, 8]
+    record.write_text(json.dumps(of_before))
+    assert compiled(what) == [f"{tmp_path}/m: up to date"]

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import hashlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO, cast
 
@@ -12,10 +13,10 @@ from rich.console import Console
 from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from backends.artifact_digests import artifact_digest
+from backends.artifact_digests import artifact_digest, file_digest, weights_of
 from backends.artifacts import MODEL_FILES
 from backends.source import is_source
-from gateway.config import Config, ModelSection
+from gateway.config import Backend, Config, ModelSection, Neuron, Triton
 from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
@@ -136,14 +137,27 @@ def _digest(config: Config) -> str:
     model = config.models[0]
     whole = hashlib.sha256(f"{model.model_dump_json()}{model.rows_stated}".encode())
     for backend in model.backends:
-        options = {**getattr(backend, "class_options", {}), **getattr(backend, "factory_options", {})}
-        for name in (getattr(backend, "model", None), *options.values()):
-            # Of other files that an option names, the model may write some.
-            if isinstance(name, str) and (name == getattr(backend, "model", None) or name.endswith(MODEL_FILES)):
-                path = Path(name.rpartition(":")[0] if is_source(name) else name)  # none: a module that is installed, a server
-                with contextlib.suppress(OSError):
+        for path in _files(backend):
+            with contextlib.suppress(OSError):
+                if isinstance(backend, Neuron):
                     whole.update(artifact_digest(path).encode())
+                elif path.is_file():
+                    # The file's own first, and no more where there are no weights: so jobs that an older gateway began go on.
+                    digests = map(file_digest, (path, *weights_of(path)))
+                    whole.update("".join(filter(None, digests)).encode())
     return whole.hexdigest()
+
+
+def _files(backend: Backend) -> Iterator[Path]:
+    """What a backend's configuration names: of its options, files of models alone, for the model may write others."""
+    model = None if isinstance(backend, Triton) else getattr(backend, "model", None)  # a Triton's is a name there
+    if model is not None and is_source(model):
+        model = model.rpartition(":")[0]
+        model = model if model.endswith(".py") else None  # a module that is installed
+    if model is not None:
+        yield Path(model)
+    options = {**getattr(backend, "class_options", {}), **getattr(backend, "factory_options", {})}
+    yield from (Path(name) for name in options.values() if isinstance(name, str) and name.endswith(MODEL_FILES))
 
 
 class _Progress:

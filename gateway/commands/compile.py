@@ -90,7 +90,11 @@ def _holds(recorded: Any, record: Mapping[str, Any], artifact: Path, source: str
     for name, sha256 in recorded.get("modules", {}).items():
         if folder is None or file_digest(folder / name) != sha256:
             return False
-    return {key: value for key, value in recorded.items() if key not in ("artifact", "modules")} == record
+    built_from = {key: value for key, value in recorded.items() if key not in ("artifact", "modules")}
+    build = built_from.get("build")
+    if isinstance(build, dict) and isinstance(rows := build.get("row_sizes"), list):
+        built_from["build"] = build | {"row_sizes": sorted(set(rows))}  # older records have them as they were written
+    return built_from == record
 
 
 def _record(model: ModelSection, kind: str, build: Build | NeuronBuild) -> dict[str, Any]:

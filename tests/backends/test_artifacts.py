@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import random
+import struct
 import zipfile
 from pathlib import Path
 
@@ -11,11 +12,15 @@ import numpy as np
 import pytest
 
 import backends
-from backends.artifacts import EXPORTED, ONNX, TORCHSCRIPT, identify
+from backends.artifact_digests import artifact_digest
+from backends.artifacts import EXPORTED, ONNX, TORCHSCRIPT, identify, torn
 from backends.file_tensors import exported_tensors
+from backends.onnx_file import has_fp16
+from backends.script_arguments import stated_arguments
 from backends.torch import load_callable
 from gateway.configuring.guess import guess
 from gateway.errors import ConfigError
+from tests.varint import varint
 
 
 class Trap:
@@ -48,6 +53,12 @@ def damaged() -> bytes:
     begins = 30 + len("m/data.pkl")  # behind the header of the file
     content[begins] = 0xFF  # of a block of no type that there is
     return bytes(content)
+
+
+def of_two_disks() -> bytes:
+    content = archive("a.txt")
+    at = len(content) - 22  # the end of the directory, which a locator of 64 bits stands before
+    return content[:at] + struct.pack("<4sLQL", b"PK\x06\x07", 0, 0, 2) + content[at:]
 
 
 WEIGHTS = b"\x80\x02ccollections\nOrderedDict\nctorch._utils\n_rebuild_tensor_v2\nctorch\nFloatStorage\n."
@@ -91,6 +102,12 @@ FILES = [
     ("m.zip", archive("a.txt"), "a zip archive without a model that the gateway knows"),
     ("m.pt", archive("a.txt")[:-1], "a damaged archive: its end is missing"),
     ("m.pt", damaged(), "a damaged archive (Error -3 while decompressing data: invalid block type)"),
+    (
+        "m.pt2",
+        archive("m/é").replace("é".encode(), b"\xff\xff"),
+        "a damaged archive ('utf-8' codec can't decode byte 0xff in position 2: invalid start byte)",
+    ),
+    ("m.pt2", of_two_disks(), "a damaged archive (zipfiles that span multiple disks are not supported)"),
     ("m.bin", b"\x80", "no model that the gateway knows"),
     ("m.tar.gz", b"\x1f\x8b\x08", "an archive"),
     ("m.plan", b"ftrt", "a TensorRT engine"),
@@ -129,7 +146,7 @@ def test_what_torch_saves_is_told_apart(tmp_path: Path) -> None:
     assert identify(tmp_path / "old.pt").what.startswith("a file of torch.save")
 
 
-@pytest.mark.parametrize("fault", ["deflated and damaged", "of another schema"])
+@pytest.mark.parametrize("fault", ["deflated and damaged", "of members before its beginning", "of another schema"])
 def test_an_exported_program_that_cannot_be_read_tells_no_tensors(fault: str, tmp_path: Path) -> None:
     path = tmp_path / "m.pt2"
     spec = {"user_input": {"arg": {"as_tensor": {"name": "x"}}}}
@@ -142,6 +159,11 @@ def test_an_exported_program_that_cannot_be_read_tells_no_tensors(fault: str, tm
     if fault == "deflated and damaged":
         content = path.read_bytes()
         path.write_bytes(content[:start] + b"\xff" * 8 + content[start + 8 :])
+    elif fault == "of members before its beginning":
+        content = path.read_bytes()
+        path.write_bytes(content[:-6] + b"\xff\xff\0\0" + content[-2:])  # where its directory is said to begin
+        assert torn(path)
+        assert stated_arguments(path) == []
     assert identify(path) == EXPORTED
     assert exported_tensors(path) is None
 
@@ -180,6 +202,39 @@ def test_weights_that_are_lost_or_cut_off_are_named(external: Path) -> None:
     weights.unlink()
     assert identify(external).what == "an ONNX file without its weights, 'm.onnx.data'"
     assert identify(external).way == f"put that file, which the export wrote too, beside the model, in {external.parent}"
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Of a protobuf message."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+APART = field(13, field(1, b"location") + field(2, b"weights"))  # a tensor whose numbers are in the file `weights`
+
+
+@pytest.mark.parametrize(
+    "attribute", [field(5, APART), field(6, field(5, APART)), field(6, field(1, field(5, field(5, APART))))],
+    ids=["of Constant", "of If", "of Constant in If"],
+)  # fmt: skip
+def test_weights_that_a_node_keeps_apart_are_the_models_too(tmp_path: Path, attribute: bytes) -> None:
+    path, weights = tmp_path / "m.onnx", tmp_path / "weights"
+    path.write_bytes(b"\x08\x0a" + field(7, field(1, field(5, attribute))))
+    assert identify(path).what == "an ONNX file without its weights, 'weights'"
+    digests = set()
+    for content in (b"some", b"more"):
+        weights.write_bytes(content)
+        assert identify(path) == ONNX
+        digests.add(artifact_digest(path))
+    assert len(digests) == 2
+
+
+def test_graphs_within_graphs_without_end_are_a_damaged_file(tmp_path: Path) -> None:
+    graph = b""
+    for _ in range(1000):
+        graph = field(1, field(5, field(6, graph)))
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x0a" + field(7, graph))
+    assert identify(tmp_path / "m.onnx").what == "no ONNX file, or a damaged one"
+    assert not has_fp16(tmp_path / "m.onnx")
 
 
 def test_what_onnx_runtime_cannot_load_is_told_by_what_the_file_is(external: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -36,6 +37,12 @@ def summed() -> Any:
             return x.sum(1)
 
     return Summed()
+
+
+@pytest.fixture(autouse=True)
+def free_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever sessions other tests have left open."""
+    monkeypatch.setattr("backends.neuron._cores", WeakKeyDictionary())
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +111,33 @@ def test_row_sizes_are_in_order_whatever_the_order_that_they_are_written_in(neur
 def test_row_sizes_above_max_rows_are_left_out(ragged: Path) -> None:
     spec = ModelSpec("", RAGGED.inputs, RAGGED.outputs, 3)
     assert backends.load("neuron", {"model": str(ragged)}, spec).spec.row_sizes == (1,)
+
+
+def test_each_session_gets_the_core_that_fewest_have(ragged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_neuronx
+
+    placed: list[int] = []
+    monkeypatch.setattr(torch_neuronx, "set_neuron_cores", lambda trace, start_nc, nc_count: placed.append(start_nc))
+    monkeypatch.setattr(NeuronSession, "run", lambda *_: {})
+    models = [backends.load("neuron", {"model": str(ragged)}, RAGGED) for _ in range(2)]
+    first, second = (model.open_session(0) for model in models)
+    assert placed[::4] == [0, 1]
+    first.close()
+    third = models[1].open_session(1)  # of the same backend as the second
+    assert placed[8::4] == [0]
+    third.close()
+    with monkeypatch.context() as full:
+        full.setattr(torch_neuronx, "set_neuron_cores", raises)
+        with pytest.raises(LoadFailed, match="core 2: full"):
+            models[0].open_session(0)
+    fourth = models[0].open_session(0)
+    assert placed[12::4] == [0]
+    for session in (second, fourth):
+        session.close()
+
+
+def raises(*_: object, **__: object) -> None:
+    raise RuntimeError("full")
 
 
 def test_sessions_are_placed_by_a_library_of_before_sdk_2_25(ragged: Path, monkeypatch: pytest.MonkeyPatch) -> None:

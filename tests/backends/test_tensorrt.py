@@ -197,22 +197,62 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[Context]:
     return given
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-def test_each_recording_has_a_context_of_its_own_on_memory_that_all_share(engine: list[Context], graphs: bool) -> None:
-    def create_execution_context(strategy: str) -> Context:
+def opened(given: list[Context], *, graphs: bool = True, most: int = 9) -> tensorrt.TensorRtSession:
+    """most: so many contexts fit into the GPU's memory."""
+
+    def create_execution_context(strategy: str) -> Context | None:
         assert strategy == "user"
-        engine.append(Context())
-        return engine[-1]
+        if len(given) == most:
+            return None
+        given.append(Context())
+        return given[-1]
 
     made = SimpleNamespace(device_memory_size_v2=64, create_execution_context=create_execution_context)
-    session = tensorrt.TensorRtModel(SPEC, made, None, 0, graphs).open_session(0)
-    for rows in (4, 2, 4, 2):
-        x = np.full((rows, 4), rows, np.float32)
+    return tensorrt.TensorRtModel(SPEC, made, None, 0, graphs).open_session(0)
+
+
+def doubles(session: tensorrt.TensorRtSession, *rows: int) -> None:
+    for count in rows:
+        x = np.full((count, 4), count, np.float32)
         np.testing.assert_array_equal(session.run({"x": x}, {})["y"], 2 * x)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_each_recording_has_a_context_of_its_own_on_memory_that_all_share(engine: list[Context], graphs: bool) -> None:
+    session = opened(engine, graphs=graphs)
+    doubles(session, 4, 2, 4, 2)
     assert len(engine) == (3 if graphs else 1)
     assert len({context.memory for context in engine}) == 1
     assert {number for context in engine for number in context.ran_on} == {4, 2}
     session.close()
+
+
+@pytest.mark.parametrize("told", ["TensorRT gives no execution context; its log says why", "RuntimeError: capture failed"])
+def test_shapes_that_cannot_be_recorded_run_without_and_are_told_once(
+    engine: list[Context], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, told: str
+) -> None:
+    session = opened(engine, most=2 if told.startswith("TensorRT") else 9)
+    doubles(session, 4)
+    monkeypatch.setattr("torch.cuda.graph", fails)
+    doubles(session, 2, 1, 4, 2, 1)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"batches of {{'x': [{rows}, 4]}} stay unrecorded, and are slower: {told}" for rows in (2, 1)
+    ]
+
+
+@contextlib.contextmanager
+def fails(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+    raise RuntimeError("capture failed")
+
+
+def test_a_session_is_closed_when_what_it_began_has_ended(engine: list[Context], monkeypatch: pytest.MonkeyPatch) -> None:
+    session, bound = opened(engine), []
+    doubles(session, 4)
+    monkeypatch.setattr(session._stream, "synchronize", lambda: bound.append(len(session._bound)))
+    session.close()
+    assert bound == [1]
+    assert not session._bound
 
 
 def test_a_session_on_a_full_gpu_is_not_opened(engine: list[Context]) -> None:

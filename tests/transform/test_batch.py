@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import hashlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ import pytest
 
 from gateway.cli import main
 from gateway.commands.batch import _digest
-from gateway.config import parse_config
+from gateway.config import Config, parse_config
 from gateway.errors import ConfigError
 from gateway.transform.rows import chunks
 from gateway.transform.storage import FoundFile, Store
@@ -578,13 +579,36 @@ def test_a_job_does_not_go_on_where_rows_are_stated_that_were_the_default() -> N
 
 def test_a_job_does_not_go_on_with_other_weights(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"graph")
-    backend = {"kind": "onnxruntime", "model": str(tmp_path / "m.onnx")}
-    config = parse_config({"models": [{"name": "m", "backends": [backend]}]}, source="x.yaml")
-    digests = []
+    config = of_backend(kind="onnxruntime", model=str(tmp_path / "m.onnx"))
+    model = config.models[0]
+    alone = f"{model.model_dump_json()}{model.rows_stated}{hashlib.sha256(b'graph').hexdigest()}"
+    digests = [hashlib.sha256(alone.encode()).hexdigest()]  # as gateways knew jobs that did not look beside the file
+    assert _digest(config) == digests[0]
     for name in ("m.onnx", "m.onnx.data"):
         digests.append(_digest(config))
         (tmp_path / name).write_bytes(b"retrained")
-    assert len({*digests, _digest(config)}) == 3
+    assert len({*digests[1:], _digest(config)}) == 3
+
+
+def test_a_job_goes_on_whatever_a_run_writes_where_names_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    configs = [
+        of_backend(kind="triton", url="h:8001", model="place"),
+        of_backend(kind="python", model="place:Model"),
+        of_backend(kind="neuron", model="compiled"),
+    ]
+    (tmp_path / "compiled").mkdir()
+    before = [_digest(config) for config in configs]
+    for name in ("place/__pycache__", "compiled/__pycache__"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "model.pyc").touch()
+    assert [_digest(config) for config in configs] == before
+    (tmp_path / "compiled" / "manifest.json").touch()
+    assert _digest(configs[2]) != before[2]
+
+
+def of_backend(**backend: Any) -> Config:
+    return parse_config({"models": [{"name": "m", "backends": [backend]}]}, source="x.yaml")
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -27,7 +27,7 @@ from gateway.cluster.leaving import SILENT_S, Leaving
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica, Terms
 from gateway.cluster.run_dirs import run_dir_of
-from gateway.config import Autoscaling, Backend, Config, ModelSection
+from gateway.config import Autoscaling, Backend, Config, ModelSection, ServerSection
 from gateway.configuring.ingresses import decided
 from gateway.engine.runner import BatchRunner
 from gateway.errors import ConfigError, GatewayError, InternalError
@@ -95,21 +95,21 @@ def application(config: Config, speech: Speech | None = None, deployed_by: str |
     declared = [model.declared() for model in config.models]  # which differ where a default was written out
     content = _digest(f"{config.model_dump_json()}{declared}{speech}")
     resources, surge = _of_embedded(config)
+    of_version = f"{IMPLICIT_RESOURCE_PREFIX}{INGRESS}-{__version__}-{content}"
     if server.ingress_replicas_per_node is not None:
         # Each node has one of it. Serve's max_replicas_per_node would count an upgrade's old and new ones together.
-        resources[f"{IMPLICIT_RESOURCE_PREFIX}{INGRESS}-{__version__}-{content}"] = 1 / server.ingress_replicas_per_node
-    drain_s = server.drain_timeout_s
+        resources[of_version] = 1 / server.ingress_replicas_per_node
     ingress = serve.deployment(
         name=INGRESS,
         num_replicas=server.ingresses,
         ray_actor_options=_actor_options(resources),
-        graceful_shutdown_timeout_s=2 * drain_s + _SHUTDOWN_MARGIN_S + SILENT_S,
+        graceful_shutdown_timeout_s=_ingress_ends_s(server),
         max_surge_percent=100 if surge else 0,
         graceful_shutdown_wait_loop_s=_INGRESS_LOOK_S,
         user_config=None if deployed_by is None else {_DEPLOYED_BY: deployed_by},
         **_COMMON,
     )(IngressReplica)
-    return _versioned(ingress, content).bind(config, backends, speech)
+    return _versioned(ingress, content).bind(config, backends, speech, of_version)
 
 
 def deployer(details: Mapping[str, Any]) -> str | None:
@@ -124,9 +124,12 @@ class IngressReplica:
     _closed = _drained = _ending = False  # also where __init__ did not get to the end
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Config, backends: dict[str, DeploymentHandle[Any]], speech: Speech
+        self, config: Config, backends: dict[str, DeploymentHandle[Any]], speech: Speech, of_version: str
     ) -> None:
-        """backends: by deployment name; not called, but they tell Serve to shut ingresses down before what they use."""
+        """backends: by deployment name; not called, but they tell Serve to shut ingresses down before what they use.
+
+        of_version: a resource that is asked for by this version alone, if nodes have so many of each.
+        """
         outlive_signals()
         set_up(speech, guest=True)
         never_raise()
@@ -153,6 +156,9 @@ class IngressReplica:
             raise
         if self._config.metrics.enabled:
             self._keeper.start()
+        if config.server.ingress_replicas_per_node == 1:  # of several, Serve does not tell which are of what version
+            me = serve.get_replica_context().replica_id.to_full_id_str()
+            self._leaving.succeed(me, of_version, _ingress_ends_s(config.server))
         leave_out()
         if self._control is not None:
             await self._control.follow(self._ingress.repository.apply, {model.name for model in self._config.models})
@@ -251,6 +257,11 @@ def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]
     queued = max(metrics.get("queued", {}).values(), default=0.0)
     assert context.config is not None
     return (busy + queued) / context.config.target_ongoing_requests, {}
+
+
+def _ingress_ends_s(server: ServerSection) -> float:
+    """Then it is killed."""
+    return 2 * server.drain_timeout_s + _SHUTDOWN_MARGIN_S + SILENT_S
 
 
 def _backend(name: str, model: ModelSection, backend: Backend, config: Config, speech: Speech) -> serve.Application:

@@ -14,6 +14,7 @@ from ray.serve.schema import ServeDeploySchema
 from gateway.app import build
 from gateway.cluster import application
 from gateway.cluster.deployments import desired_replicas
+from gateway.cluster.leaving import succeeded
 from gateway.config import parse_config
 from gateway.errors import ConfigError
 from gateway.process.console import Speech
@@ -120,6 +121,18 @@ def test_a_node_has_one_ingress_of_each_version() -> None:
     assert all(key.startswith("node:__internal_implicit_resource_ingress-") for key in (*one, *other))
     assert one == asked() != other  # an upgrade's new ingress stands beside the old
     assert [*asked(ingress_replicas_per_node=3).values()] == [1 / 3]
+
+
+def test_an_ingress_that_is_deployed_ends_those_of_other_versions_on_its_node() -> None:
+    nodes = {"old": "a", "new": "a", "elsewhere": "b"}
+    there = [{"actor_name": name, "node_id": node, "state": "RUNNING"} for name, node in nodes.items()]
+    there += [{"actor_name": "waits", "node_id": None, "state": "STARTING"}]
+    details = {"deployments": {"ingress": {"required_resources": {"CPU": 0, "version 2": 1.0}, "replicas": there}}}
+    assert succeeded(details, "ingress", "new", "version 2") == {"old"}
+    assert succeeded(details, "ingress", "old", "version 1") == set()
+    assert succeeded(details, "ingress", "elsewhere", "version 2") == set()
+    assert succeeded(details, "ingress", "waits", "version 2") == set()
+    assert succeeded({}, "ingress", "new", "version 2") == set()  # it is being deleted
 
 
 def test_resources_reserve_what_is_stated_and_nothing_else() -> None:

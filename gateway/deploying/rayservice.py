@@ -41,6 +41,7 @@ from gateway.deploying.ray_groups import (
     GCS_PORT,
     HEAD,
     LISTENS,
+    OF_CONTROLLER,
     RAY_VERSION,
     ReplicaGroup,
     application,
@@ -154,7 +155,8 @@ def _pod(
     rights = security(held, rollout if serves else replace(rollout, service_account=""))
     if token:
         del rights["automountServiceAccountToken"]
-    variables = _ENVIRONMENT | {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(ray_drains_s(held))}
+    drains = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(ray_drains_s(held))}
+    variables = _ENVIRONMENT | (drains if serves else OF_CONTROLLER)
     own_container = {
         "name": "ray",
         "image": rollout.image,

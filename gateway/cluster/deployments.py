@@ -69,6 +69,8 @@ _NEVER_FULL: Final = 100_000
 # A key of what Serve calls the ingresses' user_config: that may change without a restart.
 _DEPLOYED_BY: Final = "deployed_by"
 
+_RAYS_PARTS: Final = 10_000  # of a resource: it rounds to these (RESOURCE_UNIT_SCALING)
+
 _METRICS_S: Final = 1.0
 _LOOK_BACK_S: Final = 3.0
 
@@ -98,7 +100,7 @@ def application(config: Config, speech: Speech | None = None, deployed_by: str |
     of_version = f"{IMPLICIT_RESOURCE_PREFIX}{INGRESS}-{__version__}-{content}"
     if server.ingress_replicas_per_node is not None:
         # Each node has one of it. Serve's max_replicas_per_node would count an upgrade's old and new ones together.
-        resources[of_version] = 1 / server.ingress_replicas_per_node
+        resources[of_version] = _RAYS_PARTS // server.ingress_replicas_per_node / _RAYS_PARTS
     ingress = serve.deployment(
         name=INGRESS,
         num_replicas=server.ingresses,
@@ -116,6 +118,29 @@ def deployer(details: Mapping[str, Any]) -> str | None:
     """Who has deployed an application last. details: of the application, as Serve's controller tells them."""
     ingress = details["deployments"].get(INGRESS, {})
     return ((ingress.get("deployment_config") or {}).get("user_config") or {}).get(_DEPLOYED_BY)
+
+
+def check_room(config: Config, nodes: int) -> None:
+    """Whether all ingresses find a place on so many nodes, of which there will be no more. Raises: ConfigError."""
+    server = decided(config, cores()).server
+    per_node = server.ingress_replicas_per_node
+    if per_node is not None and server.ingresses > nodes * per_node:
+        expected = f"{nodes * per_node} at most, as server.ingress_replicas_per_node is {per_node} and nodes are {nodes}"
+        raise ConfigError(f"server.ingress_replicas: {server.ingresses}: expected {expected}: ray.address joins more")
+
+
+def waiting(details: Mapping[str, Any]) -> list[str]:
+    """What to tell of replicas that wait for a node. details: as in `deployer`."""
+    found = []
+    for name, each in details["deployments"].items():
+        count = sum(replica["state"] == "STARTING" and not replica.get("node_id") for replica in each["replicas"])
+        asked = {key: amount for key, amount in each["required_resources"].items() if amount}
+        alone = [key for key in asked if key.startswith(IMPLICIT_RESOURCE_PREFIX)]
+        room = ", ".join(f"{key} {amount:g}" for key, amount in asked.items() if key not in alone) or "room"
+        room += ", and fewer ingresses than server.ingress_replicas_per_node" if alone else ""
+        if count:
+            found.append(f"{name}: {count} of {each['target_num_replicas']} replicas wait for a node that has {room}")
+    return found
 
 
 class IngressReplica:

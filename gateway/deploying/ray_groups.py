@@ -46,8 +46,13 @@ class ReplicaGroup:
     stated: dict[str, float]
 
 
-def check_names_and_ports(held: Contents, instead: str) -> None:
-    """Refuse what nodes have already. instead of ports: what else would do. Raises: ConfigError."""
+def check_fit(held: Contents, instead: str) -> None:
+    """Refuse what nodes have already, or are not made for. instead of ports: what else would do. Raises: ConfigError."""
+    if (per_node := held.config.server.ingress_replicas_per_node) not in (None, 1):
+        remedy = "ingress_replicas makes more nodes that listen"
+        raise ConfigError(
+            f"server.ingress_replicas_per_node: {per_node}: expected 1 or null, as nodes are made for one: {remedy}"
+        )
     given = [("server.ingress_resources", held.config.server.ingress_resources)]
     for model in held.config.models:
         given += [(f"model '{model.name}': backend {each.label}: resources", each.resources) for each in model.backends]
@@ -136,6 +141,13 @@ def asked_by_ingress(config: Config) -> dict[str, float]:
     if named:
         found["num_gpus"] = max(found.get("num_gpus", 0), named)
     return {key: value for key, value in found.items() if key != "num_cpus"}
+
+
+def room_for_two(config: Config, memory_bytes: int | None) -> str:
+    """What to tell of what a node that listens is to have, if that is more than one ingress takes; else ""."""
+    if memory_bytes is not None or not surges(config):
+        return ""
+    return " (for two ingresses, which an upgrade runs side by side; with server.ingress_surge: false for one)"
 
 
 def surges(config: Config) -> bool:

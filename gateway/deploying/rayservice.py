@@ -45,7 +45,7 @@ from gateway.deploying.ray_groups import (
     RAY_VERSION,
     ReplicaGroup,
     application,
-    check_names_and_ports,
+    check_fit,
     ingress_needs,
     offered,
     offered_to_ingress,
@@ -65,7 +65,7 @@ _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_ST
 
 def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     """Raises: ConfigError."""
-    check_names_and_ports(held, ", or --no-ray")
+    check_fit(held, ", or --no-ray")
     apart = replica_groups(held, rollout.memory_bytes, (LISTENS,))
     groups = [_ingress_group(held, rollout), *(_group(group, held, rollout) for group in apart)]
     grown = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"securityContext": dict(SECURITY)}} if apart else {}

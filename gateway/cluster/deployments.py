@@ -27,7 +27,7 @@ from gateway.cluster.leaving import SILENT_S, Leaving
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica, Terms
 from gateway.cluster.run_dirs import run_dir_of
-from gateway.config import Autoscaling, Backend, Config, ModelSection
+from gateway.config import Autoscaling, Backend, Config, ModelSection, ServerSection
 from gateway.configuring.ingresses import decided
 from gateway.engine.runner import BatchRunner
 from gateway.errors import ConfigError, GatewayError, InternalError
@@ -69,6 +69,8 @@ _NEVER_FULL: Final = 100_000
 # A key of what Serve calls the ingresses' user_config: that may change without a restart.
 _DEPLOYED_BY: Final = "deployed_by"
 
+_RAYS_PARTS: Final = 10_000  # of a resource: it rounds to these (RESOURCE_UNIT_SCALING)
+
 _METRICS_S: Final = 1.0
 _LOOK_BACK_S: Final = 3.0
 
@@ -95,21 +97,21 @@ def application(config: Config, speech: Speech | None = None, deployed_by: str |
     declared = [model.declared() for model in config.models]  # which differ where a default was written out
     content = _digest(f"{config.model_dump_json()}{declared}{speech}")
     resources, surge = _of_embedded(config)
+    of_version = f"{IMPLICIT_RESOURCE_PREFIX}{INGRESS}-{__version__}-{content}"
     if server.ingress_replicas_per_node is not None:
         # Each node has one of it. Serve's max_replicas_per_node would count an upgrade's old and new ones together.
-        resources[f"{IMPLICIT_RESOURCE_PREFIX}{INGRESS}-{__version__}-{content}"] = 1 / server.ingress_replicas_per_node
-    drain_s = server.drain_timeout_s
+        resources[of_version] = _RAYS_PARTS // server.ingress_replicas_per_node / _RAYS_PARTS
     ingress = serve.deployment(
         name=INGRESS,
         num_replicas=server.ingresses,
         ray_actor_options=_actor_options(resources),
-        graceful_shutdown_timeout_s=2 * drain_s + _SHUTDOWN_MARGIN_S + SILENT_S,
+        graceful_shutdown_timeout_s=_ingress_ends_s(server),
         max_surge_percent=100 if surge else 0,
         graceful_shutdown_wait_loop_s=_INGRESS_LOOK_S,
         user_config=None if deployed_by is None else {_DEPLOYED_BY: deployed_by},
         **_COMMON,
     )(IngressReplica)
-    return _versioned(ingress, content).bind(config, backends, speech)
+    return _versioned(ingress, content).bind(config, backends, speech, of_version)
 
 
 def deployer(details: Mapping[str, Any]) -> str | None:
@@ -118,15 +120,41 @@ def deployer(details: Mapping[str, Any]) -> str | None:
     return ((ingress.get("deployment_config") or {}).get("user_config") or {}).get(_DEPLOYED_BY)
 
 
+def check_room(config: Config, nodes: int) -> None:
+    """Whether all ingresses find a place on so many nodes, of which there will be no more. Raises: ConfigError."""
+    server = decided(config, cores()).server
+    per_node = server.ingress_replicas_per_node
+    if per_node is not None and server.ingresses > nodes * per_node:
+        expected = f"{nodes * per_node} at most, as server.ingress_replicas_per_node is {per_node} and nodes are {nodes}"
+        raise ConfigError(f"server.ingress_replicas: {server.ingresses}: expected {expected}: ray.address joins more")
+
+
+def waiting(details: Mapping[str, Any]) -> list[str]:
+    """What to tell of replicas that wait for a node. details: as in `deployer`."""
+    found = []
+    for name, each in details["deployments"].items():
+        count = sum(replica["state"] == "STARTING" and not replica.get("node_id") for replica in each["replicas"])
+        asked = {key: amount for key, amount in each["required_resources"].items() if amount}
+        alone = [key for key in asked if key.startswith(IMPLICIT_RESOURCE_PREFIX)]
+        room = ", ".join(f"{key} {amount:g}" for key, amount in asked.items() if key not in alone) or "room"
+        room += ", and fewer ingresses than server.ingress_replicas_per_node" if alone else ""
+        if count:
+            found.append(f"{name}: {count} of {each['target_num_replicas']} replicas wait for a node that has {room}")
+    return found
+
+
 class IngressReplica:
     """The class Serve runs for an ingress: listeners in its own process, on its own event loop, past Serve's proxy."""
 
     _closed = _drained = _ending = False  # also where __init__ did not get to the end
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Config, backends: dict[str, DeploymentHandle[Any]], speech: Speech
+        self, config: Config, backends: dict[str, DeploymentHandle[Any]], speech: Speech, of_version: str
     ) -> None:
-        """backends: by deployment name; not called, but they tell Serve to shut ingresses down before what they use."""
+        """backends: by deployment name; not called, but they tell Serve to shut ingresses down before what they use.
+
+        of_version: a resource that is asked for by this version alone, if nodes have so many of each.
+        """
         outlive_signals()
         set_up(speech, guest=True)
         never_raise()
@@ -153,6 +181,9 @@ class IngressReplica:
             raise
         if self._config.metrics.enabled:
             self._keeper.start()
+        if config.server.ingress_replicas_per_node == 1:  # of several, Serve does not tell which are of what version
+            me = serve.get_replica_context().replica_id.to_full_id_str()
+            self._leaving.succeed(me, of_version, _ingress_ends_s(config.server))
         leave_out()
         if self._control is not None:
             await self._control.follow(self._ingress.repository.apply, {model.name for model in self._config.models})
@@ -251,6 +282,11 @@ def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]
     queued = max(metrics.get("queued", {}).values(), default=0.0)
     assert context.config is not None
     return (busy + queued) / context.config.target_ongoing_requests, {}
+
+
+def _ingress_ends_s(server: ServerSection) -> float:
+    """Then it is killed."""
+    return 2 * server.drain_timeout_s + _SHUTDOWN_MARGIN_S + SILENT_S
 
 
 def _backend(name: str, model: ModelSection, backend: Backend, config: Config, speech: Speech) -> serve.Application:

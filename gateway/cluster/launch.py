@@ -6,6 +6,7 @@ here.
 
 import contextlib
 import logging
+import math
 import os
 import re
 import signal
@@ -40,7 +41,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from gateway.cluster.control import end_control
-from gateway.cluster.deployments import INGRESS, application, deployer, port_owner
+from gateway.cluster.deployments import INGRESS, application, check_room, deployer, port_owner, waiting
 from gateway.cluster.head import CONNECT_S, Head
 from gateway.cluster.leaving import end_closing, end_silent, end_unplaced, replicas_of
 from gateway.cluster.run_dirs import begin_life, clear_run_dirs, run_dir_name
@@ -70,6 +71,7 @@ _TAKEN_BACK_S: Final = 10.0
 _LISTED_S: Final = 10.0
 _LOOK_S: Final = 0.1
 _WATCH_S: Final = 1.0
+_WAITS_S: Final = 30.0  # for a node, until that is told
 _REPLACED: Final = "was replaced by another that somebody has deployed under its name"
 
 log = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
     with step("looking for a Ray cluster"):
         found = _find(config.ray.address)
     if found is None:
+        check_room(config, 1)
         check_ports(config.server, owner=None)
     elif found.nodes == 1:  # else the ingresses may well come to others, where the ports are free
         check_ports(config.server, owner=port_owner(found.id, config.ray.application))
@@ -193,7 +196,12 @@ class _ApplicationWatch:
             if self._over.is_set():
                 raise StopAsked
             ingress = self._deploy(app)
+        tell_at = time.monotonic() + _WAITS_S
         while not self._runs():
+            if time.monotonic() > tell_at:
+                tell_at = math.inf
+                for line in waiting(self.details() or {"deployments": {}}):
+                    log.warning("%s", line)
             if self._over.wait(_WATCH_S):
                 raise StopAsked
         return ingress

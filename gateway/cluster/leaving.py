@@ -4,6 +4,9 @@ Serve looks at the health of those that it lists as running. One that it has tak
 (see `deployments._backend`): if a model holds the interpreter for ever, or the process is frozen, it would wait in vain. An
 ingress looks after those that it has used, and after those whose ingresses may have died: all that Ray knows of and Serve's
 controller does not list as staying.
+
+And the end of ingresses in whose place another of their node answers. Serve ends an old one where more run than it was asked
+for: while a node is missing there are none too many, and two versions would answer for ever.
 """
 
 import asyncio
@@ -21,6 +24,7 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 SILENT_S: Final = 15.0
 _LOOK_S: Final = 5.0
 _ASK_S: Final = 30.0
+_SUCCEED_S: Final = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +94,19 @@ def _listed(details: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [replica for each in details.get("deployments", {}).values() for replica in each["replicas"]]
 
 
+def succeeded(details: Mapping[str, Any], deployment: str, me: str, asks: str) -> set[str]:
+    """The other replicas of the deployment on my node, if I run and am of the version that is deployed; else none.
+
+    Of a deployment of which a node has one of each version. details: of the application, as Serve's controller tells them. me:
+    the name of my actor. asks: a resource that my version alone asks for.
+    """
+    told = details.get("deployments", {}).get(deployment, {"required_resources": {}, "replicas": []})
+    running = {each["actor_name"]: each["node_id"] for each in told["replicas"] if each["state"] == "RUNNING"}
+    if asks not in told["required_resources"] or me not in running:
+        return set()
+    return {name for name, node in running.items() if node == running[me] and name != me}
+
+
 class Leaving:
     """The replicas that are to end, and those that an ingress uses and ends before. On its event loop. Life: add … -> close."""
 
@@ -100,6 +117,7 @@ class Leaving:
         self._replicas: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
         self._asking = asyncio.get_running_loop().create_task(self._ask_on())
+        self._succeeding: asyncio.Task[None] | None = None
 
     def add(self, replica: str) -> None:
         """Look after it until it has ended. replica: the name of its actor."""
@@ -107,9 +125,13 @@ class Leaving:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look_on())
 
+    def succeed(self, me: str, asks: str, within_s: float) -> None:
+        """From now on, end those that I have `succeeded`: kill those that take longer than a time."""
+        self._succeeding = asyncio.get_running_loop().create_task(self._succeed_on(me, asks, within_s))
+
     async def close(self) -> None:
         """Return when each has ended or has just answered."""
-        for task in filter(None, (self._asking, self._looking)):
+        for task in filter(None, (self._asking, self._looking, self._succeeding)):
             task.cancel()
             await asyncio.wait((task,))
         await self._look()
@@ -127,12 +149,31 @@ class Leaving:
         """Raises: RayError; ValueError, if there is no controller."""
         # Before the controller is asked: so it knows of each that is to stay.
         there = await asyncio.to_thread(replicas_of, self._application)
-        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-        details = await controller.get_serve_instance_details.remote()
-        listed = _listed(details["applications"].get(self._application, {}))
+        listed = _listed(await self._details())
         staying = {replica["actor_name"] for replica in listed if replica["state"] != "STOPPING"}
         but = _prefix(self._application, self._but)
         return {replica for replica in there - staying if not replica.startswith(but)}
+
+    async def _details(self) -> dict[str, Any]:
+        """Of the application; empty: there is none. Raises: RayError; ValueError, if there is no controller."""
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        details = await controller.get_serve_instance_details.remote()
+        found: dict[str, Any] = details["applications"].get(self._application, {})
+        return found
+
+    async def _succeed_on(self, me: str, asks: str, within_s: float) -> None:
+        while True:
+            await asyncio.sleep(_SUCCEED_S)
+            try:
+                for replica in succeeded(await self._details(), self._but, me, asks):
+                    log.info("%s answers in the place of %s, which is to end", me, replica)
+                    actor = ray.get_actor(replica, namespace=SERVE_NAMESPACE)
+                    with contextlib.suppress(TimeoutError, RayError):
+                        async with asyncio.timeout(within_s):
+                            await actor.perform_graceful_shutdown.remote()  # as Serve's controller asks it, which then kills it
+                    _kill(replica)
+            except (RayError, ValueError) as exc:  # the controller is away, or the replica has ended
+                log.debug("in whose place this one answers could not be asked: %s", exc)
 
     async def _look_on(self) -> None:
         while self._replicas:

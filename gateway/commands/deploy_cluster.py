@@ -16,7 +16,7 @@ from gateway.deploying.ec2 import PACKAGE
 from gateway.deploying.packing import partial_of, write
 from gateway.deploying.price import HOURS_A_MONTH, dated, hourly, usd
 from gateway.deploying.ray_cluster import MODEL, RayOnEc2, cluster, groups, kinds_on, lock_of, texts
-from gateway.deploying.ray_groups import LISTENS, check_names_and_ports, without_surge
+from gateway.deploying.ray_groups import LISTENS, check_fit, without_surge
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
 from gateway.documents.whole_file import asked_by, write_whole
@@ -33,7 +33,7 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
     _refuse_unfit(arguments, document, config)
     with step("packing"):
         held = contents(document, MODEL, whole=True)
-    check_names_and_ports(held, "")
+    check_fit(held, "")
     looked = MachineOptions(arguments)
     chosen = {group: name for group, _, name in (text.partition("=") for text in arguments.nodes)}
     found = groups(held, chosen, bundled(), looked.memory_bytes())

@@ -20,6 +20,7 @@ from gateway.config.fields import (
 from gateway.documents.faults import Unfit
 
 BODIES_OF_ONE_REQUEST: Final = 4  # what it may hold, in bodies of the longest kind
+_Ingresses = Annotated[int, Field(ge=1, le=64)]
 
 
 class Limits(Strict):
@@ -86,9 +87,9 @@ class ServerSection(Strict):
     host: Host = "127.0.0.1"
     http_port: Port | None = 8000  # None: no such listener; 0: any free port
     grpc_port: Port | None = 8001
-    ingress_replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1  # auto: see `gateway.configuring.ingresses`
+    ingress_replicas: _Ingresses | Literal["auto"] = 1  # auto: see `gateway.configuring.ingresses`
     ingress_resources: dict[str, Resource] = Field(default={})  # of one, on Ray; as of a backend
-    ingress_replicas_per_node: int | None = Field(default=None, ge=1)  # on Ray, of one version; None: any number
+    ingress_replicas_per_node: _Ingresses | None = None  # on Ray, of one version; None: any number
     ingress_surge: bool = True  # as of a backend
     shared_workers: int | None = Field(default=None, ge=1)  # batches that run at once in a process, of all embedded backends
     drain_timeout_s: SecondsOrZero = 20.0

@@ -21,12 +21,14 @@ from gateway.deploying.ray_groups import (
     GCS_PORT,
     HEAD,
     LISTENS,
+    OF_CONTROLLER,
     ReplicaGroup,
     application,
     ingress_needs,
     offered,
     offered_to_ingress,
     replica_groups,
+    room_for_two,
 )
 from gateway.errors import ConfigError
 from gateway.instances.facts import InstanceType, InstanceTypes
@@ -41,6 +43,7 @@ _TOKEN: Final = ".ray/auth_token"
 _BURSTS: Final = re.compile(r"t\d")  # families that are slower once their credits are used up
 _IDLE_MINUTES: Final = 5
 _ENVIRONMENT: Final = "export RAY_AUTH_MODE=token RAY_worker_niceness=0 RAY_USAGE_STATS_ENABLED=0"
+_OF_CONTROLLER: Final = " ".join(f"{name}={value}" for name, value in OF_CONTROLLER.items())
 _DEPLOYED_WITHIN_S: Final = 300
 
 
@@ -86,7 +89,8 @@ def groups(held: Contents, chosen: Mapping[str, str], types: InstanceTypes, memo
     if unknown := [name for name in chosen if name not in {LISTENS, *(group.name for group in replicas)}]:
         known = ", ".join((LISTENS, *(group.name for group in replicas)))
         raise ConfigError(f"--node: {', '.join(unknown)}: expected one of {known}")
-    found = [NodeGroup(LISTENS, _type(LISTENS, needs, "", chosen, types), needs, beside, beside)]
+    note = room_for_two(held.config, memory_bytes)
+    found = [NodeGroup(LISTENS, _type(LISTENS, needs, "", chosen, types, note), needs, beside, beside)]
     for group in replicas:
         kind = next((key.removeprefix(_TYPE_OF) for key in group.stated if key.startswith(_TYPE_OF)), "")
         name = _type(group.name, group.needs, kind, chosen, types)
@@ -105,11 +109,11 @@ def kinds_on(device: Device, held: Contents, groups: Iterable[NodeGroup]) -> set
     return found
 
 
-def _type(name: str, needs: Needs, kind: str, chosen: Mapping[str, str], types: InstanceTypes) -> str:
-    """kind: of the accelerator; "": any."""
+def _type(name: str, needs: Needs, kind: str, chosen: Mapping[str, str], types: InstanceTypes, note: str = "") -> str:
+    """kind: of the accelerator; "": any. note: told of what is needed where that is not had."""
     if (given := chosen.get(name)) is not None:
         if given not in types.instances or not fits(types.instances[given], needs, kind):
-            raise ConfigError(f"--node: {name}={given}: expected a type of the catalogue with {_told(needs, kind)}")
+            raise ConfigError(f"--node: {name}={given}: expected a type of the catalogue with {_told(needs, kind)}{note}")
         return given
     fitting = {
         other: there.prices["ec2"].usd_per_hour
@@ -117,7 +121,7 @@ def _type(name: str, needs: Needs, kind: str, chosen: Mapping[str, str], types: 
         if "ec2" in there.prices and fits(there, needs, kind) and not _BURSTS.match(other)
     }
     if not fitting:
-        raise ConfigError(f"--node: {name}: no type of the catalogue has {_told(needs, kind)}: name one, {name}=TYPE")
+        raise ConfigError(f"--node: {name}: no type of the catalogue has {_told(needs, kind)}{note}: name one, {name}=TYPE")
     return min(fitting, key=lambda other: (fitting[other], other))
 
 
@@ -173,7 +177,8 @@ def cluster(held: Contents, asked: RayOnEc2) -> dict[str, Any]:
         "worker_setup_commands": [],
         "head_start_ray_commands": [
             f"{_PROGRAMS}/ray stop",
-            f"ulimit -n 65536; {_ENVIRONMENT} RAY_enable_autoscaler_v2=1; {_PROGRAMS}/ray start --head --port={GCS_PORT}"
+            f"ulimit -n 65536; {_ENVIRONMENT} RAY_enable_autoscaler_v2=1 {_OF_CONTROLLER};"
+            f" {_PROGRAMS}/ray start --head --port={GCS_PORT}"
             " --dashboard-host=127.0.0.1 --autoscaling-config=~/ray_bootstrap_config.yaml",
             f"{_ENVIRONMENT}; timeout {_DEPLOYED_WITHIN_S} sh -c"
             f" 'until {_PROGRAMS}/serve deploy {HOME}/serve.yaml; do sleep 5; done'",

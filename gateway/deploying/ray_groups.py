@@ -26,6 +26,8 @@ INGRESS_RESOURCE: Final = "gateway_ingress"  # a resource of the nodes that may 
 LISTENS: Final = "ingress"  # the group of nodes that do; on machines, the head as well
 GCS_PORT, CLIENT_PORT, DASHBOARD_PORT = 6379, 10001, 8265
 AGENT_PORT: Final = 52365  # Ray's agent on each node, which tells whether the node is well
+# Of Serve's controller, on the head. Else one that stands still keeps its node's place for its version until its drain is over.
+OF_CONTROLLER: Final = {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
 HEAD: Final = Needs(cores=1, memory_bytes=4 * GIB)
 # GCS, Ray's metrics as KubeRay starts them, dashboard, agent; Ray's clients and workers (docs.ray.io, Configuring Ray: Ports).
 _PORTS: Final = frozenset((GCS_PORT, 8080, DASHBOARD_PORT, AGENT_PORT, *range(CLIENT_PORT, 20000)))
@@ -44,8 +46,13 @@ class ReplicaGroup:
     stated: dict[str, float]
 
 
-def check_names_and_ports(held: Contents, instead: str) -> None:
-    """Refuse what nodes have already. instead of ports: what else would do. Raises: ConfigError."""
+def check_fit(held: Contents, instead: str) -> None:
+    """Refuse what nodes have already, or are not made for. instead of ports: what else would do. Raises: ConfigError."""
+    if (per_node := held.config.server.ingress_replicas_per_node) not in (None, 1):
+        remedy = "ingress_replicas makes more nodes that listen"
+        raise ConfigError(
+            f"server.ingress_replicas_per_node: {per_node}: expected 1 or null, as nodes are made for one: {remedy}"
+        )
     given = [("server.ingress_resources", held.config.server.ingress_resources)]
     for model in held.config.models:
         given += [(f"model '{model.name}': backend {each.label}: resources", each.resources) for each in model.backends]
@@ -134,6 +141,13 @@ def asked_by_ingress(config: Config) -> dict[str, float]:
     if named:
         found["num_gpus"] = max(found.get("num_gpus", 0), named)
     return {key: value for key, value in found.items() if key != "num_cpus"}
+
+
+def room_for_two(config: Config, memory_bytes: int | None) -> str:
+    """What to tell of what a node that listens is to have, if that is more than one ingress takes; else ""."""
+    if memory_bytes is not None or not surges(config):
+        return ""
+    return " (for two ingresses, which an upgrade runs side by side; with server.ingress_surge: false for one)"
 
 
 def surges(config: Config) -> bool:

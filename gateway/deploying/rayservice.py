@@ -41,10 +41,11 @@ from gateway.deploying.ray_groups import (
     GCS_PORT,
     HEAD,
     LISTENS,
+    OF_CONTROLLER,
     RAY_VERSION,
     ReplicaGroup,
     application,
-    check_names_and_ports,
+    check_fit,
     ingress_needs,
     offered,
     offered_to_ingress,
@@ -64,7 +65,7 @@ _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_ST
 
 def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     """Raises: ConfigError."""
-    check_names_and_ports(held, ", or --no-ray")
+    check_fit(held, ", or --no-ray")
     apart = replica_groups(held, rollout.memory_bytes, (LISTENS,))
     groups = [_ingress_group(held, rollout), *(_group(group, held, rollout) for group in apart)]
     grown = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"securityContext": dict(SECURITY)}} if apart else {}
@@ -154,7 +155,8 @@ def _pod(
     rights = security(held, rollout if serves else replace(rollout, service_account=""))
     if token:
         del rights["automountServiceAccountToken"]
-    variables = _ENVIRONMENT | {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(ray_drains_s(held))}
+    drains = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(ray_drains_s(held))}
+    variables = _ENVIRONMENT | (drains if serves else OF_CONTROLLER)
     own_container = {
         "name": "ray",
         "image": rollout.image,

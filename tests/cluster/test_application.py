@@ -13,8 +13,9 @@ from ray.serve.schema import ServeDeploySchema
 
 from gateway.app import build
 from gateway.cluster import application
-from gateway.cluster.deployments import desired_replicas
-from gateway.config import parse_config
+from gateway.cluster.deployments import check_room, desired_replicas, waiting
+from gateway.cluster.leaving import succeeded
+from gateway.config import Config, parse_config
 from gateway.errors import ConfigError
 from gateway.process.console import Speech
 from tests.cluster.conftest import config
@@ -119,7 +120,40 @@ def test_a_node_has_one_ingress_of_each_version() -> None:
     assert [*one.values()] == [*other.values()] == [1.0]
     assert all(key.startswith("node:__internal_implicit_resource_ingress-") for key in (*one, *other))
     assert one == asked() != other  # an upgrade's new ingress stands beside the old
-    assert [*asked(ingress_replicas_per_node=3).values()] == [1 / 3]
+    assert [*asked(ingress_replicas_per_node=6).values()] == [0.1666]  # of which Ray would make 0.1667: room for five
+
+
+def test_an_ingress_that_is_deployed_ends_those_of_other_versions_on_its_node() -> None:
+    nodes = {"old": "a", "new": "a", "elsewhere": "b"}
+    there = [{"actor_name": name, "node_id": node, "state": "RUNNING"} for name, node in nodes.items()]
+    there += [{"actor_name": "waits", "node_id": None, "state": "STARTING"}]
+    details = {"deployments": {"ingress": {"required_resources": {"CPU": 0, "version 2": 1.0}, "replicas": there}}}
+    assert succeeded(details, "ingress", "new", "version 2") == {"old"}
+    assert succeeded(details, "ingress", "old", "version 1") == set()
+    assert succeeded(details, "ingress", "elsewhere", "version 2") == set()
+    assert succeeded(details, "ingress", "waits", "version 2") == set()
+    assert succeeded({}, "ingress", "new", "version 2") == set()  # it is being deleted
+
+
+def test_more_ingresses_than_the_nodes_run_are_refused_and_those_that_wait_are_told() -> None:
+    def two(**server: Any) -> Config:
+        held = config(ingress_replicas=2).model_dump(exclude_unset=True)
+        return parse_config(held | {"server": held["server"] | server}, source="x")
+
+    check_room(two(), 1)
+    check_room(two(ingress_replicas_per_node=1), 2)
+    expected = r"^server\.ingress_replicas: 2: expected 1 at most, as server\.ingress_replicas_per_node is 1 and nodes are 1"
+    with pytest.raises(ConfigError, match=expected):
+        check_room(two(ingress_replicas_per_node=1), 1)
+    with pytest.raises(ConfigError, match=r"server\.ingress_replicas_per_node: 65: .* 64"):
+        two(ingress_replicas_per_node=65)
+    resources = {"CPU": 0, "front": 0.5, "node:__internal_implicit_resource_ingress-1": 1.0}
+    states = [{"state": "RUNNING", "node_id": "a"}, {"state": "STARTING", "node_id": None}]
+    ingress = {"required_resources": resources, "target_num_replicas": 2, "replicas": states}
+    loads = {"required_resources": {}, "target_num_replicas": 1, "replicas": [{"state": "STARTING", "node_id": "a"}]}
+    assert waiting({"deployments": {"ingress": ingress, "m-1-synthetic": loads}}) == [
+        "ingress: 1 of 2 replicas wait for a node that has front 0.5, and fewer ingresses than server.ingress_replicas_per_node"
+    ]
 
 
 def test_resources_reserve_what_is_stated_and_nothing_else() -> None:

@@ -79,6 +79,17 @@ def test_what_somebody_deletes_as_it_loads_over_what_no_gateway_deployed_leaves_
     assert (cleared, caplog.messages) == (["of the application"], [])
 
 
+def test_what_waits_for_a_node_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    watch = launch._ApplicationWatch("gateway", pytest.fail)
+    looks = iter([False, False, True])
+    for name, value in (("_WAITS_S", -1.0), ("_WATCH_S", 0.0), ("waiting", lambda _: ["ingress: 1 of 2 replicas wait"])):
+        monkeypatch.setattr(launch, name, value)
+    for name, value in (("_deploy", lambda _: None), ("_runs", lambda: next(looks)), ("details", lambda: None)):
+        monkeypatch.setattr(watch, name, value)
+    watch.run(Any)  # type: ignore[arg-type]  # nothing is deployed
+    assert caplog.messages == ["ingress: 1 of 2 replicas wait"]
+
+
 def test_models_that_close_for_longer_than_the_drain_are_left_once_no_ingress_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = launch._ApplicationWatch("gateway", pytest.fail)
     watch.deployed = True

@@ -16,6 +16,7 @@ import yaml
 from ray._private import ray_constants
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.serve._private.build_app import build_app
+from ray.serve._private.deployment_state import DeploymentState
 from ray.serve.schema import ServeDeploySchema
 
 from gateway.app import build
@@ -309,9 +310,14 @@ def test_a_pod_has_the_time_that_its_gateway_takes_to_end(capsys: pytest.Capture
     for kind, least_s in (("no-ray", 5 + 40 + 3), ("kserve", 5 + 40 + 3), ("ray", 5 + 2 * 40 + 10)):
         manifests = deployed(capsys, written(tmp_path, server={"drain_timeout_s": 40}), *KINDS[kind])
         assert min(all_of(manifests, "terminationGracePeriodSeconds")) > least_s
-    for pod in pods(manifests):  # at SIGTERM `ray start` ends all after 30 s, unless it is told another time
+    head, *others = pods(manifests)  # at SIGTERM `ray start` ends all after 30 s, unless it is told another time
+    for pod in others:
         (drains_s,) = (each["value"] for each in pod["spec"]["containers"][0]["env"] if "DRAIN_TIMEOUT" in each["name"])
         assert (ray_constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, drains_s) == (30, "90")
+    assert "DRAIN_TIMEOUT" not in json.dumps(head)  # it uses up all of it, and serves nothing
+    # There is Serve's controller: a replica that stands still has to leave its node's place to the next at once.
+    assert DeploymentState.FORCE_STOP_UNHEALTHY_REPLICAS is False
+    assert {"name": "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "value": "1"} in head["spec"]["containers"][0]["env"]
 
 
 def test_pods_are_replaced_when_their_configuration_changes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -441,6 +447,13 @@ def test_names_that_nodes_have_by_themselves_are_refused(capsys: pytest.CaptureF
         assert refused(capsys, written(tmp_path, model), *KINDS["ray"]) == f"model 'm': backend synthetic: resources: {told}"
     path = written(tmp_path, server={"ingress_resources": {name: 0.001}})
     assert refused(capsys, path, *KINDS["ray"]) == f"server.ingress_resources: {told}"
+
+
+def test_a_number_of_ingresses_that_pods_are_not_made_for_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = refused(capsys, written(tmp_path, server={"ingress_replicas_per_node": 3}), *KINDS["ray"])
+    assert told.startswith("server.ingress_replicas_per_node: 3: expected 1 or null, as nodes are made for one:")
 
 
 def test_pods_that_do_not_listen_get_no_secrets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ def test_the_head_has_what_an_ingress_asks_for(tmp_path: Path) -> None:
     assert cluster["available_node_types"]["head"]["resources"] == has
     (held,) = yaml.safe_load((tmp_path / "out" / "gateway" / "serve.yaml").read_text())["applications"]
     assert held["args"]["server"]["ingress_resources"] == {"front": 0.5, "num_gpus": 1, "gateway_ingress": 1}
+    assert "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1" in cluster["head_start_ray_commands"][1]
     assert [backend.get("resources") for backend in held["args"]["models"][0]["backends"][:2]] == [None, None]
 
 
@@ -264,6 +265,13 @@ def test_rays_own_preparation_for_aws_changes_nothing_of_it(tmp_path: Path, monk
         (("--yes",), {}, "--yes: True: expected none with --cluster"),
         (("--node", "x=g6.xlarge"), {}, "--node: x: expected one of ingress, m-1-l4, m-1-inf2"),
         (("--node", "m-1-l4=g4dn.xlarge"), {}, "--node: m-1-l4=g4dn.xlarge: expected a type of the catalogue with 2 cores"),
+        (
+            ("--node", "ingress=c7i.large"),
+            {},
+            "ingress=c7i.large: expected a type of the catalogue with 4 cores of amd64, 7 GiB (for two ingresses, which an"
+            " upgrade runs side by side; with server.ingress_surge: false for one)",
+        ),
+        ((), {"server": {"ingress_replicas_per_node": 2}}, "server.ingress_replicas_per_node: 2: expected 1 or null"),
         ((), {"server": {"http_port": 10500}}, "server.http_port: 10500: Ray's own on its nodes"),
         ((), {"server": {"ingress_resources": {"node:x": 1}}}, "server.ingress_resources: 'node:x': is a name that nodes have"),
         ((), {"server": {"access": {"keys": "k.yaml"}}}, "server.access: is not brought onto a cluster"),

@@ -21,7 +21,6 @@ from gateway.deploying.ray_groups import (
     GCS_PORT,
     HEAD,
     LISTENS,
-    OF_CONTROLLER,
     ReplicaGroup,
     application,
     ingress_needs,
@@ -43,7 +42,6 @@ _TOKEN: Final = ".ray/auth_token"
 _BURSTS: Final = re.compile(r"t\d")  # families that are slower once their credits are used up
 _IDLE_MINUTES: Final = 5
 _ENVIRONMENT: Final = "export RAY_AUTH_MODE=token RAY_worker_niceness=0 RAY_USAGE_STATS_ENABLED=0"
-_OF_CONTROLLER: Final = " ".join(f"{name}={value}" for name, value in OF_CONTROLLER.items())
 _DEPLOYED_WITHIN_S: Final = 300
 
 
@@ -177,8 +175,7 @@ def cluster(held: Contents, asked: RayOnEc2) -> dict[str, Any]:
         "worker_setup_commands": [],
         "head_start_ray_commands": [
             f"{_PROGRAMS}/ray stop",
-            f"ulimit -n 65536; {_ENVIRONMENT} RAY_enable_autoscaler_v2=1 {_OF_CONTROLLER};"
-            f" {_PROGRAMS}/ray start --head --port={GCS_PORT}"
+            f"ulimit -n 65536; {_ENVIRONMENT} RAY_enable_autoscaler_v2=1; {_PROGRAMS}/ray start --head --port={GCS_PORT}"
             " --dashboard-host=127.0.0.1 --autoscaling-config=~/ray_bootstrap_config.yaml",
             f"{_ENVIRONMENT}; timeout {_DEPLOYED_WITHIN_S} sh -c"
             f" 'until {_PROGRAMS}/serve deploy {HOME}/serve.yaml; do sleep 5; done'",

@@ -26,8 +26,6 @@ INGRESS_RESOURCE: Final = "gateway_ingress"  # a resource of the nodes that may 
 LISTENS: Final = "ingress"  # the group of nodes that do; on machines, the head as well
 GCS_PORT, CLIENT_PORT, DASHBOARD_PORT = 6379, 10001, 8265
 AGENT_PORT: Final = 52365  # Ray's agent on each node, which tells whether the node is well
-# Of Serve's controller, on the head. Else one that stands still keeps its node's place for its version until its drain is over.
-OF_CONTROLLER: Final = {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
 HEAD: Final = Needs(cores=1, memory_bytes=4 * GIB)
 # GCS, Ray's metrics as KubeRay starts them, dashboard, agent; Ray's clients and workers (docs.ray.io, Configuring Ray: Ports).
 _PORTS: Final = frozenset((GCS_PORT, 8080, DASHBOARD_PORT, AGENT_PORT, *range(CLIENT_PORT, 20000)))

@@ -41,7 +41,6 @@ from gateway.deploying.ray_groups import (
     GCS_PORT,
     HEAD,
     LISTENS,
-    OF_CONTROLLER,
     RAY_VERSION,
     ReplicaGroup,
     application,
@@ -156,7 +155,7 @@ def _pod(
     if token:
         del rights["automountServiceAccountToken"]
     drains = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(ray_drains_s(held))}
-    variables = _ENVIRONMENT | (drains if serves else OF_CONTROLLER)
+    variables = _ENVIRONMENT | (drains if serves else {})
     own_container = {
         "name": "ray",
         "image": rollout.image,

@@ -16,7 +16,6 @@ import yaml
 from ray._private import ray_constants
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.serve._private.build_app import build_app
-from ray.serve._private.deployment_state import DeploymentState
 from ray.serve.schema import ServeDeploySchema
 
 from gateway.app import build
@@ -315,9 +314,6 @@ def test_a_pod_has_the_time_that_its_gateway_takes_to_end(capsys: pytest.Capture
         (drains_s,) = (each["value"] for each in pod["spec"]["containers"][0]["env"] if "DRAIN_TIMEOUT" in each["name"])
         assert (ray_constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, drains_s) == (30, "90")
     assert "DRAIN_TIMEOUT" not in json.dumps(head)  # it uses up all of it, and serves nothing
-    # There is Serve's controller: a replica that stands still has to leave its node's place to the next at once.
-    assert DeploymentState.FORCE_STOP_UNHEALTHY_REPLICAS is False
-    assert {"name": "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "value": "1"} in head["spec"]["containers"][0]["env"]
 
 
 def test_pods_are_replaced_when_their_configuration_changes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -171,7 +171,6 @@ def test_the_head_has_what_an_ingress_asks_for(tmp_path: Path) -> None:
     assert cluster["available_node_types"]["head"]["resources"] == has
     (held,) = yaml.safe_load((tmp_path / "out" / "gateway" / "serve.yaml").read_text())["applications"]
     assert held["args"]["server"]["ingress_resources"] == {"front": 0.5, "num_gpus": 1, "gateway_ingress": 1}
-    assert "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1" in cluster["head_start_ray_commands"][1]
     assert [backend.get("resources") for backend in held["args"]["models"][0]["backends"][:2]] == [None, None]
 
 

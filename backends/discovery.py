@@ -419,16 +419,16 @@ def _tried_rows(
                 return most, untried(f"as one takes {by_clock if waits else seconds:.1f} s and {grown >> 20} MiB")
             trial = run if rows is kinds[-1] else without_nan(run, but_of_one=True)
             why = told(trial, rows, lambda: alone, quantises, spent)  # noqa: B023, called at once
-            if why is None and alone is not None and rows is kinds[-1]:
+            if why is None and alone is not None and rows is kinds[-1] and each_runs(run, rows):
                 why = FAIL
             if why is not None:
                 return (0, _note(why, rows=most, network=network)) if why.what else (most, why.way)
     return most, untried("as it fails on drawn ones")
 
 
-def untried(why: str) -> str:
+def untried(why: str, way: str = "set max_rows: 0") -> str:
     """A note on rows that are batched all the same."""
-    return f"its rows are taken to be independent, and not tried, {why}; if they change each other's answers, set max_rows: 0"
+    return f"its rows are taken to be independent, and not tried, {why}; if they change each other's answers, {way}"
 
 
 def _sizes_of_row(tensor: TensorSpec, length: int) -> tuple[int, ...]:

@@ -1,6 +1,13 @@
-"""What the user's own class or function takes and gives, and whether its rows share a batch: `backends.python` serves it."""
+"""What the user's own class or function takes and gives, and whether its rows share a batch: `backends.python` serves it.
 
-from collections.abc import Iterable, Mapping
+A class that states all its tensors is not made here: some may be made only once in a process, as they take a port, a lock or a
+name among metrics. A function that does is run, on rows that it may not be meant for, so not for long.
+"""
+
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
@@ -12,11 +19,22 @@ from backends.company import MOST_ROWS
 from backends.datatypes import NUMPY, as_requested, normalised, of_floats
 from backends.discovery import Found, from_example, from_ones, from_shapes, untried
 from backends.early_failure import EarlyFailure
-from backends.python import PythonModel, called_as, hinted_by, load_code, stated_by
-from backends.signatures import ANY_OUTPUT, FORM, Hint
+from backends.python import PythonModel, PythonSession, called_as, hinted_by, load_code, stated_by
+from backends.signatures import ANY_OUTPUT, FORM
 from backends.source import example_of
 
 _EXACT: Final = 1 << 53  # FP64 has all whole numbers up to that
+_LIMIT_S: Final = 5.0  # by the clock, for trying the rows of a function: on drawn numbers its loops may have no end
+_OF_CLASS: Final = untried("as it is a class", "mark it with @gateway.model(max_rows=0)")
+_OF_INT8: Final = (
+    "an int8 model shows the same where its scales are those of the batch: if nothing else changes its answers, set "
+    f"max_rows: {MOST_ROWS}"
+)
+_UNKNOWN: Final = ModelSpec("python", (), (), 0)
+
+
+class _Late(KeyboardInterrupt):
+    """Ends a run as Ctrl-C does, which nothing takes for a fault of the code."""
 
 
 def read(
@@ -33,6 +51,7 @@ def read(
     Raises: LoadFailed, with what to write where that does not suffice.
     """
     code = load_code(model)
+    of_class = inspect.isclass(code)
     signature = called_as(model, code)
     inputs = stated_by(model, code, "inputs") or hinted_by(model, signature, "inputs")
     stated = stated_by(model, code, "outputs") or ()
@@ -47,10 +66,15 @@ def read(
             return replace(found, max_rows=min(found.max_rows, 1))
         if not try_rows or found.max_rows <= 1:
             return found
+        if of_class:
+            return replace(found, notes=(_OF_CLASS, *found.notes))
+        if example is None:
+            example = example_of(model, code, {tensor.name for tensor in inputs})
+        return _of_function(PythonSession(code, None, signature, _UNKNOWN), found, example)
     if example is None:
-        example = example_of(model, code, {tensor.name for tensor in inputs} if inputs and outputs else frozenset())
+        example = example_of(model, code)
     signature = called_as(model, code, example or ())
-    given = _as_hinted(signature.inputs, inputs if inputs and outputs else (), example)
+    given = _as_said({name: hint.datatype for name, hint in signature.inputs.items() if hint}, example)
     if given is None and not inputs:
         shapeless = [name for name, hint in signature.inputs.items() if hint is not None and hint.shape is None]
         if shapeless:
@@ -62,14 +86,7 @@ def read(
             f"{model}: {signature.untold or 'nothing says its inputs'}: give `predict` type hints, {FORM} of a batch or "
             "`text: str` of one row, or beside it an `example`, a dict of one array for each input"
         )
-    unknown = ModelSpec("python", (), (), 0)
-    try:
-        session = PythonModel(model, unknown, code, dict(class_options), signature).open_session(0)
-    except LoadFailed as exc:
-        if not (inputs and outputs):
-            raise
-        why = untried(f"as it cannot be loaded here ({' '.join(str(exc).split())})")
-        return replace(found, notes=(why, *found.notes))
+    session = PythonModel(model, _UNKNOWN, code, dict(class_options), signature).open_session(0)
     fractions: set[str] = set()  # outputs that had some in a run
 
     def run(arrays: Tensors) -> Tensors:
@@ -93,16 +110,7 @@ def read(
             raise first.error
         return first
 
-    def again(arrays: Tensors) -> Tensors:
-        return normalised(run(arrays))
-
     try:
-        if inputs and outputs:
-            if given is not None:
-                found = from_example(run, given, stated=inputs, outputs_stated=outputs)
-            else:
-                found = from_shapes(inputs, outputs, again, network=False)
-            return replace(found, notes=found.notes + notes)
         if given is not None:
             if of_rows:
                 given = {name: np.atleast_1d(value) for name, value in given.items()}
@@ -121,8 +129,7 @@ def read(
             one_row = signature.in_parts and of_rows
             found = from_ones(run, inputs, max_rows=1 if one_row else MOST_ROWS, of_lists=signature.of_lists)
             if try_rows and found.max_rows > 1:
-                rows = from_shapes(found.inputs, found.outputs, again, network=False)
-                found = replace(rows, notes=found.notes + rows.notes)
+                found = replace(found, notes=(_OF_CLASS, *found.notes)) if of_class else _of_function(session, found)
         hinted = {name: hint.datatype for name, hint in (signature.outputs or {}).items() if hint.datatype}
         outputs = tuple(replace(t, datatype=hinted.get(t.name, t.datatype)) for t in found.outputs)
         if signature.in_parts:  # the first part says nothing of the sizes of others
@@ -142,12 +149,79 @@ def read(
         session.close()
 
 
-def _as_hinted(
-    hints: Mapping[str, Hint | None], stated: Iterable[TensorSpec], example: Mapping[str, object] | None
-) -> Tensors | None:
+def _of_function(session: PythonSession, found: Found, example: Mapping[str, object] | None = None) -> Found:
+    """What is found of a function whose tensors are known, with whether its rows share a batch, tried on those of the example.
+
+    example: None: they are drawn.
+    """
+    rows_of = "drawn ones" if example is None else "those of its example"
+    differ_alone = False
+
+    def quantises() -> bool:  # asked only where a row alone is answered otherwise than in any batch
+        nonlocal differ_alone
+        differ_alone = True
+        return False
+
+    def run(arrays: Tensors) -> Tensors:
+        try:
+            return normalised(session.run({name: array.copy() for name, array in arrays.items()}, {}))
+        except SystemExit as exc:
+            raise ExecutionFailed(words_of(exc)) from exc
+
+    def tried() -> Found:
+        given = _as_said({tensor.name: tensor.datatype for tensor in found.inputs}, example)
+        if given is None:
+            return from_shapes(found.inputs, found.outputs, run, network=False, quantises=quantises)
+        return from_example(run, given, stated=found.inputs, outputs_stated=found.outputs, quantises=quantises)
+
+    if threading.current_thread() is not threading.main_thread():
+        why = "as that is done in the main thread only"
+    elif signal.getitimer(signal.ITIMER_REAL)[0] or signal.getsignal(signal.SIGALRM) is None:
+        why = "as this process has a timer that is running"
+    else:
+        try:
+            shown = _in_time(tried)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # whatever it makes of these rows
+            why = f"as it fails on {rows_of}"
+        else:
+            if shown is not None:
+                of_int8 = (_OF_INT8,) if differ_alone and not shown.max_rows else ()
+                return replace(shown, notes=(*found.notes, *shown.notes, *of_int8))
+            why = f"as it does not end on {rows_of} in {_LIMIT_S:g} s"
+    return replace(found, notes=(*found.notes, untried(why)))
+
+
+def _in_time(trial: Callable[[], Found]) -> Found | None:
+    """None: it has not ended in time. On the main thread, where no timer runs."""
+    late = ended = False
+
+    def end(number: int, frame: object) -> None:
+        nonlocal late
+        late = True
+        if not ended:
+            raise _Late
+
+    before = signal.signal(signal.SIGALRM, end)
+    # More than once, for code that takes whatever is raised for a fault of one row.
+    signal.setitimer(signal.ITIMER_REAL, _LIMIT_S, _LIMIT_S / 10)
+    try:
+        found = trial()
+    except BaseException:
+        if not late:
+            raise
+        return None
+    finally:
+        ended = True  # from here on nothing may be raised
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return None if late else found
+
+
+def _as_said(said: Mapping[str, str | None], example: Mapping[str, object] | None) -> Tensors | None:
     """An example in the datatypes that the type hints or the stated tensors say."""
     if example is None:
         return None
-    said = {name: hint.datatype for name, hint in hints.items() if hint} | {each.name: each.datatype for each in stated}
     dtypes = {name: NUMPY[datatype] for name, datatype in said.items() if datatype and datatype != "BYTES"}
     return normalised({name: np.asarray(value, dtypes[name]) if name in dtypes else value for name, value in example.items()})

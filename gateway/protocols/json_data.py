@@ -35,7 +35,7 @@ _Loose = TypeVar("_Loose")
 
 _MSGSPEC: Final = re.compile(r"Expected `(.+)`, got `(.+?)`(?: - at `\$(.*)`)?$")
 _JSON_WORDS: Final = {
-    "str": "text", "bool": "true or false", "int": "a whole number", "float": "a number written as a float", "array": "a list",
+    "str": "text", "bool": "true or false", "int": "a whole number", "float": "a float", "array": "a list",
     "object": "an object",
 }  # fmt: skip
 _EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]+\]")

@@ -71,6 +71,12 @@ def only_positive(x: np.ndarray) -> int:
     return 0
 
 
+def only_small(x: np.ndarray) -> np.ndarray:
+    if (x > 0.5).any():
+        raise ValueError("at most 0.5")
+    return x
+
+
 def attended(x: np.ndarray) -> np.ndarray:
     weights = np.exp(x @ x.T)
     return x + 0.1 * (weights / weights.sum(1, keepdims=True)) @ x
@@ -93,6 +99,7 @@ def attended(x: np.ndarray) -> np.ndarray:
         (lambda x: np.argwhere(x), r"'y' is \[16, 2\] of four rows, and \[4, 2\] of one"),
         (lambda x: x.reshape(1, 4), "several rows at once fail, where one runs, so each request runs alone and whole"),
         (lambda x: x.reshape(-1, 5), "its rows are taken to be independent, and not tried, as it fails on drawn ones"),
+        (only_small, "its rows are taken to be independent, and not tried, as it fails on drawn ones"),
         (dice, "it answers otherwise each time for the same request, so each .* whole; if it was exported in train mode, "),
         (lambda x: x + np.minimum(x, 0).sum(0), "the other rows of a batch change"),  # only where there are negative numbers
         (lambda x: x[x[:, 0] > 0], r"'y' is \[\d, 4\] of four rows, and \[\d, 4\] of one"),

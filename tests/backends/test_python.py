@@ -1,12 +1,14 @@
 """What the python backend does beyond the contract."""
 
 import re
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 
 import backends
 import gateway
+from backends import python_discovery
 from backends.base import (
     DEADLINE_NS,
     TRACEPARENT,
@@ -365,59 +368,135 @@ def one_of(score: Scores) -> Scores:
     return np.full(len(score), score.item())
 
 
-class Standardised:
-    inputs, outputs = [("x", "FP32", (-1, 3))], [("y", "FP32", (-1, 3))]
-
-    def predict(self, inputs: Tensors) -> Tensors:
-        assert inputs["x"].dtype == np.float32
-        return {"y": inputs["x"] - inputs["x"].mean(0)}
+def of_largest(score: Scores) -> Scores:
+    return score / score.max()
 
 
-@pytest.mark.parametrize("name", ["rank", "rank_of_unstated", "repeats", "Standardised"])
-def test_rows_of_stated_inputs_are_tried_on_drawn_ones(name: str) -> None:
+def halvings(score: Scores) -> Ranks:
+    return np.array([halvings_of(each) for each in score])
+
+
+def halvings_or_none(score: Scores) -> Ranks:
+    found = []
+    for each in score:
+        try:
+            found.append(halvings_of(each))
+        except BaseException:
+            found.append(-1)
+    return np.array(found)
+
+
+def halvings_of(score: float) -> int:
+    count = 0
+    while score != 1:
+        score, count = (score / 2, count + 1) if score > 1 else (score, count)
+    return count
+
+
+def quits(score: Scores) -> Scores:
+    sys.exit("no licence")
+
+
+class Once:
+    inputs = outputs = (("x", "FP32", (-1, 3)),)
+    example = MappingProxyType({"x": ((1, 2, 3),)})
+
+    def __init__(self) -> None:
+        pytest.fail("made")
+
+    def predict(self, inputs: Tensors) -> Tensors: ...
+
+
+class Ranked:
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+
+    def predict(self, score: Scores):  # type: ignore[no-untyped-def]
+        assert score[0] == 1  # as of ones
+        return rank(score)
+
+
+@pytest.fixture
+def no_timer() -> Iterator[None]:
+    """As in most processes; pytest-timeout has one."""
+    before = signal.setitimer(signal.ITIMER_REAL, 0)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, *before)
+
+
+UNTRIED = "its rows are taken to be independent, and not tried, as "
+TELL = "; if they change each other's answers, set max_rows: 0"
+
+
+@pytest.mark.usefixtures("no_timer")
+@pytest.mark.parametrize("name", ["rank", "rank_of_unstated", "repeats", "of_largest"])
+def test_rows_of_a_function_are_tried_on_drawn_ones(name: str) -> None:
     found = of_requests(name)
     assert (found.max_rows, found.inputs[0].shape[0], found.outputs[0].shape[0]) == (0, -1, -1)
-    assert [note.partition(",")[0] for note in found.notes] == [
-        f"the other rows of a batch change a row's answer in {found.outputs[0].name!r}"
-    ]
+    why, *of_int8 = found.notes
+    assert why.startswith(f"the other rows of a batch change a row's answer in {found.outputs[0].name!r},")
+    assert [note.partition(" where")[0] for note in of_int8] == ["an int8 model shows the same"] * (name == "of_largest")
+    assert of_requests(name, try_rows=False).max_rows == 32
 
 
-def test_rows_of_stated_inputs_and_outputs_are_tried_on_an_example() -> None:
-    found = of_requests("rank_of_low")
-    assert (found.max_rows, found.notes) == (
-        32, ("its rows are taken to be independent, and not tried, as it fails on drawn ones; if they change each other's "
-             "answers, set max_rows: 0",),
-    )  # fmt: skip
+@pytest.mark.usefixtures("no_timer")
+def test_rows_of_a_function_that_states_all_are_tried_on_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
     for scores in ([3, 4, 7], [7]):  # of one row, too: a request may have several, which are ranked together
         found = of_requests("rank_of_low", example={"score": scores})
         assert (found.max_rows, found.inputs[0].shape, len(found.notes)) == (0, (-1,), 1)
-    assert of_requests("Standardised", example={"x": [[1, 2, 3], [4, 5, 7]]}).max_rows == 0
     assert of_requests("one_of", example={"score": [7]}).max_rows == 1
-
-
-def test_an_attribute_of_another_kind_is_no_example_of_what_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for scores in ([1], [[1], [2, 3]]):
+        found = of_requests("rank_of_low", example={"score": scores})
+        assert (found.max_rows, found.notes) == (32, (f"{UNTRIED}it fails on those of its example{TELL}",))
     code = load_object(f"{__file__}:rank_of_low")
-    for other in ("text", {"text": [1]}, lambda: pytest.fail("called")):
+    for other in ("text", {"text": [1]}, lambda: pytest.fail("called")):  # no example of what is stated
         monkeypatch.setattr(code, "example", other, raising=False)
         assert of_requests("rank_of_low").max_rows == 32
     monkeypatch.setattr(code, "example", {"score": [3, 4, 7]})
     assert of_requests("rank_of_low").max_rows == 0
 
 
-class Elsewhere:
-    inputs = outputs = Standardised.inputs
+@pytest.mark.usefixtures("no_timer")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("rank_of_low", "it fails on drawn ones"),
+        ("quits", "it fails on drawn ones"),
+        ("halvings", "it does not end on drawn ones in 0.02 s"),
+        ("halvings_or_none", "it does not end on drawn ones in 0.02 s"),
+    ],
+)
+def test_rows_of_a_function_that_fails_or_never_ends_on_drawn_ones_are_batched(
+    name: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_discovery, "_LIMIT_S", 0.02)
+    before = signal.getsignal(signal.SIGALRM)
+    found = of_requests(name)
+    assert (found.max_rows, found.notes) == (32, (f"{UNTRIED}{why}{TELL}",))
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)) == (before, (0, 0))
 
-    def __init__(self, weights: str) -> None: ...
 
-    def predict(self, inputs: Tensors) -> Tensors: ...
+def test_a_function_is_not_tried_where_nothing_could_end_it(no_timer: None) -> None:
+    with ThreadPoolExecutor() as threads:
+        found = threads.submit(of_requests, "rank").result()
+    assert (found.max_rows, found.notes) == (32, (f"{UNTRIED}that is done in the main thread only{TELL}",))
+    signal.setitimer(signal.ITIMER_REAL, 280)  # which the fixture ends
+    found = of_requests("rank")
+    assert (found.max_rows, found.notes) == (32, (f"{UNTRIED}this process has a timer that is running{TELL}",))
 
 
-def test_what_states_all_is_not_run_where_it_cannot_be_or_somebody_knows_its_rows() -> None:
-    found = of_requests("Elsewhere")
-    assert found.max_rows == 32
-    assert "and not tried, as it cannot be loaded here (" in found.notes[0]
-    assert "weights" in found.notes[0]
-    assert of_requests("Elsewhere", try_rows=False).notes == ()
+def test_a_class_is_not_made_to_try_its_rows() -> None:
+    ranked = load_object(f"{__file__}:Ranked")
+    for name, makes in (("Once", 0), ("Ranked", 1)):  # which does not say what it gives
+        before = ranked.made
+        found = of_requests(name)
+        assert ranked.made - before == makes
+        (note,) = found.notes
+        told = "it is a class; if they change each other's answers, mark it with @gateway.model(max_rows=0)"
+        assert (found.max_rows, note) == (32, UNTRIED + told)
+        assert of_requests(name, try_rows=False).notes == ()
 
 
 @pytest.mark.parametrize(

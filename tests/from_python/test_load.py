@@ -23,7 +23,7 @@ import gateway
 from backends.source import load_object
 from gateway.errors import DeadlineExceeded, GatewayError, InvalidArgument, NotReady
 from gateway.from_python import hosted
-from tests.from_python.models import Gate, Letters, Told, by_example, double, half, outer, texts
+from tests.from_python.models import Gate, Letters, Once, Told, by_example, double, half, outer, texts
 from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -52,6 +52,13 @@ def test_arrays_and_nested_lists_are_taken(given: Any, model: gateway.LoadedMode
     assert list(answer) == ["output"]
     assert answer["output"].dtype == np.float32
     assert answer["output"].tolist() == [[2, 4], [8, 10]]
+
+
+def test_a_class_that_states_its_tensors_is_made_once() -> None:
+    before = Once.made
+    with gateway.load(Once) as model:
+        model.predict({"x": [[1, 2]]})
+    assert Once.made - before == 1
 
 
 def test_an_answer_is_the_callers_own(model: gateway.LoadedModel) -> None:
@@ -335,9 +342,7 @@ def test_what_cannot_be_loaded_is_told(what: Any, options: dict[str, Any], words
 
 ONE_ROW = """
 import time
-import gateway
 
-@gateway.model(max_rows=32)
 class Model:
     inputs = [("x", "FP32", (-1, 4))]
     outputs = [("y", "FP32", (-1, 4))]

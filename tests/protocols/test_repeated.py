@@ -103,7 +103,7 @@ def test_wrong_elements_in_text_that_is_known_are_told_as_ever(data: Any, why: s
 def test_integers_that_do_not_fit_are_refused_where_the_text_is_known() -> None:
     one = codec(INTEGERS)
     decode(one, body([1, 2], (1, 2), "UINT8"))
-    for data, why in (([1, 256], "element 1 is 256"), ([1.5, 2], "got a number written as a float")):
+    for data, why in (([1, 256], "element 1 is 256"), ([1.5, 2], "got a float")):
         with pytest.raises(InvalidArgument, match=why):
             decode(one, body(data, (1, 2), "UINT8"))
 

@@ -60,6 +60,11 @@ _DIVIDED: Final = re.compile(
     r"div_floor_integer\(static_cast<int64_t>\(k?s\d+\), static_cast<int64_t>\((\d+)L\)\)"
 )
 
+# As torch/_inductor/codegen/cpp.py writes loops on several threads, and in them checks of an index and of what a model asserts.
+_PARALLEL: Final = re.compile(r"^( *)#pragma omp parallel\b[^\n]*\n\1\{.*?^\1\}", re.DOTALL | re.MULTILINE)
+_RAISES: Final = re.compile(r"\bTORCH_CHECK\(|_TORCH_CHECK\(|\bthrow\b")
+_SHARED: Final = re.compile(r"^ *#pragma omp (?:parallel|for|single)\b.*\n", re.MULTILINE)
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledInput:
@@ -96,7 +101,7 @@ class Compiled:
 
     symbols: what it calls sizes by, in its order: of an input and axis, or computed of others. relations: what the size of an
     input and axis has to be, computed of these. divisors: what it divides sizes by. guards: what else has to hold of sizes, by
-    the names of `named_sizes`; None: not known.
+    the names of `named_sizes`; None: not known. ends: it may end the process, by what it raises on one of several threads.
     """
 
     inputs: tuple[CompiledInput, ...]
@@ -104,6 +109,7 @@ class Compiled:
     relations: tuple[tuple[int, int, str], ...]
     divisors: frozenset[int]
     guards: tuple[str, ...] | None
+    ends: bool
 
     def bounds(self, names: Sequence[str], of_rows: bool) -> list[str]:
         """The limits of open sizes, by the names of the inputs. of_rows: as of `CompiledInput.limits_of`."""
@@ -123,8 +129,17 @@ class Compiled:
                 together[symbol].append((index, axis))
         return list(together.values())
 
-    def untold(self, names: Sequence[str], of_rows: bool) -> str:
-        """A warning, if it does not say how its open sizes go together, else empty. of_rows: as for `bounds`."""
+    def warnings(self, names: Sequence[str], of_rows: bool) -> list[str]:
+        """Of what requests may do, since it cannot be held to what it needs. of_rows: as for `bounds`."""
+        ends = (
+            "an AOTInductor package that checks an index on several threads: a request with one out of range, as past a table, "
+            "ends the gateway: make the package by `gateway compile`, or set `isolation: process`, so that it ends a session"
+        )
+        untold = self._untold(names, of_rows)
+        return [warning for warning, due in ((untold, untold), (ends, self.ends)) if due]
+
+    def _untold(self, names: Sequence[str], of_rows: bool) -> str:
+        """Empty, if it says how its open sizes go together."""
         axes = [equal for equal in self.equal_axes() if not of_rows or all(axis for _, axis in equal)]
         if self.guards is not None or len(axes) < 2:
             return ""
@@ -134,6 +149,11 @@ class Compiled:
             "may read other memory of the gateway, or end it: make the package by `gateway compile`, or serve the .pt2 of "
             "torch.export"
         )
+
+
+def on_one_thread(source: str) -> str:
+    """C++ of a kernel whose loops on several threads raise nothing: what is raised there ends the process."""
+    return _PARALLEL.sub(lambda loops: _SHARED.sub("", loops[0]) if _RAISES.search(loops[0]) else loops[0], source)
 
 
 def named_sizes(inputs: Iterable[Sequence[int]]) -> dict[str, int]:
@@ -212,7 +232,8 @@ def _read(
     for guard in guards or ():
         condition(guard, named_sizes(each.sizes for each in inputs))
     conditions = tuple((*place, computed) for place, computed in relations.items())
-    return Compiled(inputs, tuple(symbols), conditions, divisors, None if guards is None else tuple(guards))
+    ends = any(on_one_thread(each) != each for each in sources)
+    return Compiled(inputs, tuple(symbols), conditions, divisors, None if guards is None else tuple(guards), ends)
 
 
 def _parts(listed: str) -> list[str]:

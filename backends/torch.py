@@ -107,8 +107,8 @@ def load(
     if isinstance(call, HeldPackage):
         call.check_declared(Path(model), declared)
         call.max_rows = declared.max_rows
-        if untold := call.compiled.untold(names, declared.max_rows > 0):
-            log.warning("%s: %s", Path(model).absolute(), untold)
+        for warning in call.compiled.warnings(names, declared.max_rows > 0):
+            log.warning("%s: %s", Path(model).absolute(), warning)
     max_rows = declared.max_rows
     if 0 < most < max_rows:
         exported = f"{Path(model).absolute()}: exported for {most} rows at most"

@@ -13,8 +13,8 @@ from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, Tensors, example_in
 from backends.likeness import Likeness
 from backends.module_to_build import ModuleToBuild, arguments, check_declared, exporting, module_to_build, random_inputs
 from backends.size_expressions import condition, keeps_few_out
+from backends.torch_choices import own_choices
 from backends.torch_guards import guards
-from backends.torch_unbounded import unbounded
 
 TOLERANCE = 1e-4  # between the module and its package, element by element
 _SMALL = 9  # above the sizes that are tried
@@ -49,7 +49,7 @@ def build(
     artifact.parent.mkdir(parents=True, exist_ok=True)
     unverified = artifact.with_name(f"unverified-{artifact.name}")
     try:
-        with torch.inference_mode(), unbounded():
+        with torch.inference_mode(), own_choices():
             with exporting(artifact, source):
                 program = torch.export.export(module, example, dynamic_shapes=(open_sizes,))
             torch._inductor.aoti_compile_and_package(program, package_path=str(unverified))

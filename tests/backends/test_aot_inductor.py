@@ -18,11 +18,11 @@ import pytest
 
 import backends
 from backends.aot_inductor import compiled_for, write_sizes
-from backends.base import InputRefused, LoadFailed, ModelSpec, TensorSpec
+from backends.base import ExecutionFailed, InputRefused, LoadFailed, ModelSpec, TensorSpec
 from backends.check import checked
 from backends.mistakes import Wanted
+from backends.torch_choices import own_choices
 from backends.torch_guards import guards
-from backends.torch_unbounded import unbounded
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -99,6 +99,17 @@ class Convolved(torch.nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.layer(x).sum(2)
+
+
+class Wide(torch.nn.Module):
+    """Of which two rows are work for two threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(10, 8192)
+
+    def forward(self, ids: Any) -> Any:
+        return self.words(ids) + 1
 
 
 class Loaded:
@@ -191,6 +202,17 @@ def test_requests_that_a_package_was_not_compiled_for_are_refused(encoder: Path,
     assert refused(session, **sizes((1, 4), (1, 3))) == "mask.size()[1] == ids.size()[1]"
     assert refused(session, **sizes((1, 4, 1), (1, 4))) == "ids of INT64 [-1, -1]"
     assert refused(session, ids=np.ones((1, 4), np.int32), mask=np.ones((1, 4), np.float32)) == "ids of INT64 [-1, -1]"
+
+
+def test_what_is_raised_in_a_package_is_told_without_where(encoder: Path, loads: Any) -> None:
+    def run(*_: Any) -> None:
+        raise RuntimeError("index out of bounds: 0 <= tmp2 < 100L\nException raised from k at k.cpp:25\nframe #0: f (0x7f)\n")
+
+    loads(run)
+    session = backends.load("torch", {"model": str(encoder)}, of_tokens(max_rows=5)).open_session(0)
+    with pytest.raises(ExecutionFailed) as raised:
+        session.run({"ids": np.ones((1, 2), np.int64), "mask": np.ones((1, 2), np.float32)}, {})
+    assert str(raised.value) == "RuntimeError: index out of bounds: 0 <= tmp2 < 100L"
 
 
 def test_more_rows_than_a_package_was_compiled_for_are_refused_where_they_are_set(encoder: Path, loads: Any) -> None:
@@ -347,6 +369,22 @@ def test_open_sizes_that_need_not_go_together_are_warned_of(
     assert [warned in each for each in told] == [True, True]
 
 
+def test_what_ends_the_process_is_warned_of_and_built_without(
+    tmp_path: Path, loads: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, example = torch.export.Dim("rows"), (torch.ones(4, 3, dtype=torch.int64),)
+    with torch._inductor.config.patch({"cpp.threads": 2}):
+        elsewhere = compiled(tmp_path / "elsewhere.pt2", Wide(), example, ({0: rows},))
+        with own_choices():
+            here = compiled(tmp_path / "here.pt2", Wide(), example, ({0: rows},))
+    loads(Wide())
+    declared = ModelSpec("", (TensorSpec("ids", "INT64", (-1, 3)),), (TensorSpec("y", "FP32", (-1, 3, 8192)),), 8)
+    for model in elsewhere, here:
+        backends.load("torch", {"model": str(model)}, declared)
+    [told] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "elsewhere.pt2: an AOTInductor package that checks an index on several threads: a request with one out of" in told
+
+
 def test_rows_that_do_not_go_together_run_alone(halves: Path, loads: Any, tmp_path: Path) -> None:
     shapes: list[tuple[int, ...]] = []
 
@@ -402,7 +440,7 @@ def test_rows_whose_length_is_no_multiple_of_what_divides_it_run_alone(halves: P
 def test_what_compiling_chooses_by_sizes_sets_no_bound(tmp_path: Path, loads: Any) -> None:
     auto, example = torch.export.Dim.AUTO, (torch.ones(3, 4, 7),)
     elsewhere = compiled_for(compiled(tmp_path / "elsewhere.pt2", Convolved(), example, ({0: auto, 2: auto},)))
-    with unbounded():
+    with own_choices():
         here = compiled_for(compiled(tmp_path / "here.pt2", Convolved(), example, ({0: auto, 2: auto},)))
     assert elsewhere
     assert elsewhere.bounds(["x"], True) == ["x.size()[2] >= 2", "x.size()[2] <= 4096"]

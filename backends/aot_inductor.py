@@ -121,6 +121,14 @@ class Compiled:
                 found += [f"{name}.size()[{axis}] <= {most}"] if most else []
         return found
 
+    def named(self, names: Sequence[str]) -> dict[str, str]:
+        """What a client calls each size, by what guards call it."""
+        return {
+            f"s{index}_{axis}": f"{name}.size()[{axis}]"
+            for index, (name, each) in enumerate(zip(names, self.inputs, strict=True))
+            for axis in range(len(each.sizes))
+        }
+
     def equal_axes(self) -> list[list[tuple[int, int]]]:
         """The open axes of inputs, those together whose sizes have to be the same. Without those computed of others."""
         together: dict[str, list[tuple[int, int]]] = {symbol: [of] for symbol, of in self.symbols if isinstance(of, tuple)}
@@ -341,15 +349,10 @@ class HeldPackage:
         self.max_rows: int | None = None  # as of a model; None: whether first dimensions are rows is being found out
         self._datatypes = [getattr(torch, each.datatype) for each in self._inputs]
         places = named_sizes(each.sizes for each in self._inputs)
-        known = len(places)
-        shown = {
-            f"s{index}_{axis}": f"{name}.size()[{axis}]"
-            for index, (name, each) in enumerate(zip(self._names, self._inputs, strict=True))
-            for axis in range(len(each.sizes))
-        }
+        count, named = len(places), compiled.named(self._names)
         self._told = compiled.guards is not None
         self._guards = [
-            _Guard(condition(guard, places), _shown(guard, shown), {shown[name]: places[name] for name in _SIZE.findall(guard)})
+            _Guard(condition(guard, places), shown(guard, named), {named[name]: places[name] for name in _SIZE.findall(guard)})
             for guard in compiled.guards or ()
         ]
         self._rows = [places[f"s{index}_0"] for index, each in enumerate(self._inputs) if each.sizes]
@@ -360,12 +363,12 @@ class HeldPackage:
         for symbol, of in compiled.symbols:
             if isinstance(of, str):
                 self._computed.append(function(of, places))
-                shown[symbol], places[symbol] = f"({_shown(of, shown)})", known + len(self._computed) - 1
+                named[symbol], places[symbol] = f"({shown(of, named)})", count + len(self._computed) - 1
             else:
                 own = f"s{of[0]}_{of[1]}"
-                shown[symbol], places[symbol] = shown[own], places[own]
+                named[symbol], places[symbol] = named[own], places[own]
         self._relations = [
-            (places[own], function(size, places), f"{shown[own]} == {_shown(size, shown)}")
+            (places[own], function(size, places), f"{named[own]} == {shown(size, named)}")
             for own, size in ((f"s{index}_{axis}", size) for index, axis, size in compiled.relations)
             if places.get(size) != places[own]  # which is so by what it is called
         ]
@@ -470,5 +473,5 @@ def _with_all(expression: str, value: int) -> int:
     return int(_computed(expression, defaultdict(lambda: value)))
 
 
-def _shown(expression: str, known: Mapping[str, str]) -> str:
+def shown(expression: str, known: Mapping[str, str]) -> str:
     return re.sub(r"[A-Za-z_]\w*", lambda found: known.get(found[0], found[0]), expression)

@@ -1,23 +1,27 @@
 """A factory's nn.Module to an AOTInductor package (.pt2): compiled code for this machine's CPU, with open rows and lengths."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from backends.aot_inductor import Compiled, HeldPackage, compiled_for, named_sizes, write_sizes
-from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, Tensors, example_inputs
+from backends.aot_inductor import Compiled, HeldPackage, compiled_for, named_sizes, shown, write_sizes
+from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, example_inputs
 from backends.likeness import Likeness
 from backends.module_to_build import ModuleToBuild, arguments, check_declared, exporting, module_to_build, random_inputs
-from backends.size_expressions import condition, keeps_few_out
+from backends.size_expressions import condition, drawn_sizes, keeps_few_out
 from backends.torch_choices import own_choices
 from backends.torch_guards import guards
 
 TOLERANCE = 1e-4  # between the module and its package, element by element
-_SMALL = 9  # above the sizes that are tried
+_SMALL = 9  # above the small sizes that are tried, each
+_LARGE = 2048  # the most that is tried of large ones, which take memory
+_MOST_NUMBERS = 1 << 22  # in the inputs of one that is tried
 _DRAWS = 3  # of numbers, for each beside ones: of these, what is read in a wrong place is as right
 
 
@@ -56,7 +60,7 @@ def build(
         compiled = compiled_for(unverified)
         if compiled is not None:
             trial = _SizeTrial(module, unverified, declared, compiled, guards(str(artifact), program), integers_below)
-            lengths = lengths or trial.lengths()
+            lengths = lengths or trial.lengths(artifact)
             write_sizes(unverified, *trial.held(lengths))
             compiled = compiled_for(unverified)
         difference = _difference(module, unverified, declared, lengths)
@@ -65,7 +69,7 @@ def build(
         unverified.replace(artifact)
     finally:
         unverified.unlink(missing_ok=True)
-    bounds = compiled.bounds([tensor.name for tensor in declared.inputs], declared.max_rows > 0) if compiled else []
+    bounds = _bounds(compiled, declared) if compiled else []
     only = f", only for inputs with {', '.join(bounds)}" if bounds else ""
     return f"{artifact}: AOTInductor from {source}, max abs difference {difference:.1e}{only}"
 
@@ -93,77 +97,125 @@ class _SizeTrial:
         self._guards = {guard: condition(guard, places) for guard in found}
         self._axes = [axes for axes in compiled.equal_axes() if not (declared.max_rows and any(axis == 0 for _, axis in axes))]
 
-    def lengths(self) -> tuple[int, int]:
-        """To verify with: 5 and 16, or what is nearest to them of sizes that are open, and no rows."""
+    def lengths(self, artifact: Path) -> tuple[int, int]:
+        """To verify with: 5 and 16, or what is nearest to them of sizes that are open, and no rows. Raises: LoadFailed."""
         first = 1 if self._declared.max_rows else 0
         limits = [limit for each in self._compiled.inputs for axis, limit in each.limits.items() if axis >= first]
         least = max((least for least, _ in limits), default=0)
-        most = min((most for _, most in limits if most), default=max(16, least) + 16)
-        fit = [
-            length
-            for length in range(least, min(most, max(16, least) + 16) + 1)
-            if all(map(keeps_few_out, self._broken(self._inputs(1, length, {}))))
-        ] or [least]
+        most = min((most for _, most in limits if most), default=max(least, _LARGE))
+        broken = {length: self._broken(1, length, {}) for length in range(least, min(most, max(least, _LARGE)) + 1)}
+        fit = [length for length, guards in broken.items() if all(map(keeps_few_out, guards))]
+        if not fit:
+            of = f"as {broken[least][0]}" if least in broken else f"from {least} to {most}"
+            raise LoadFailed(
+                f"{artifact}: PyTorch makes conditions of the open sizes that no length fulfils for all of them, {of}, where "
+                "s{input}_{axis} is a size: state some sizes in `inputs` instead of -1, or serve the module itself"
+            )
         return min(fit, key=lambda length: abs(length - 5)), min(fit, key=lambda length: abs(length - 16))
 
     def held(self, lengths: Sequence[int]) -> tuple[dict[tuple[int, int], list[int]], list[str]]:
-        """Open sizes of 1 that are right, by input and axis, and the conditions without those that only keep out what is right.
+        """Open sizes below the least that are right, by input and axis, and the conditions without those that only keep out
+        what is right.
 
-        PyTorch takes every open size for 2 or more, and keeps 1 apart from others. Either goes only where each time that it was
-        broken, alone or with others, the package gave what the module does.
+        PyTorch takes every open size for 2 or more, and keeps 1, and sizes that are equal, apart from others. Either goes only
+        where each time that it was broken, alone or with others, the package gave what the module does.
         """
-        right: dict[int | str, list[bool]] = defaultdict(list)
-        every, rows = range(len(self._axes)), {1, min(3, self._declared.max_rows or 3)}
+        right: dict[tuple[int, int] | str, list[bool]] = defaultdict(list)
+        every, rows = range(len(self._axes)), sorted({1, min(3, self._declared.max_rows or 3)})
 
         def attempt(chosen: Iterable[int], size: int, length: int = lengths[0]) -> None:
             sizes = {place: size for index in chosen for place in self._axes[index]}
-            small = [index for index in chosen if size < self._least(index)]
-            if any(self._least(index) > 2 for index in small):  # by which the module may take another way
-                return
+            small = [(index, size) for index in chosen if size < self._least(index)]
             for count in rows:
-                broken = self._broken(self._inputs(count, length, sizes))
+                broken = self._broken(count, length, sizes)
+                if not broken and any(self._least(index) > 2 for index, _ in small):
+                    return  # by a bound of the module's own, which may take another way
                 if (broken or small) and all(map(keeps_few_out, broken)):
                     same = self._same(count, length, sizes)
-                    keys: list[int | str] = [*small, *broken]
+                    keys: list[tuple[int, int] | str] = [*small, *broken]
                     for key in keys:
                         right[key].append(same)
 
         for length in lengths:
             attempt((), 0, length)
-        for size in range(1, min(_SMALL, lengths[0])):
+        for size in range(1, _SMALL):
             for index in every:
                 attempt((index,), size)
-            attempt(every if size > 1 else [index for index in every if right[index] and all(right[index])], size)
-        sizes = {place: [1] for index in every if right[index] and all(right[index]) for place in self._axes[index]}
-        return sizes, [guard for guard in self._guards if not (right[guard] and all(right[guard]))]
+            attempt([index for index in every if size >= self._least(index) or _all_of(right[index, size])], size)
+        for chosen in dict.fromkeys((*((index,) for index in every), tuple(every))):
+            for size in sorted(self._apart(chosen, lengths[0])):
+                attempt(chosen, size)
+        sizes = {
+            place: [size for size in range(1, _SMALL) if _all_of(right[index, size])]
+            for index in every
+            for place in self._axes[index]
+        }
+        return sizes, [guard for guard in self._guards if not _all_of(right[guard])]
+
+    def _apart(self, chosen: Iterable[int], length: int) -> set[int]:
+        """For each condition that only keeps sizes apart, the first size of these axes from _SMALL on that breaks it."""
+        limits = [self._compiled.inputs[of].limits[axis] for index in chosen for of, axis in self._axes[index]]
+        least, most = max((least for least, _ in limits), default=0), min((most for _, most in limits if most), default=_LARGE)
+        found: dict[str, int] = {}
+        for size in range(max(least, _SMALL), min(most, _LARGE) + 1):
+            for guard in self._broken(1, length, {place: size for index in chosen for place in self._axes[index]}):
+                if keeps_few_out(guard):
+                    found.setdefault(guard, size)
+        return set(found.values())
 
     def _least(self, index: int) -> int:
         return max(self._compiled.inputs[of].limits[axis][0] for of, axis in self._axes[index])
 
-    def _broken(self, inputs: Tensors) -> list[str]:
-        sizes = [size for tensor in self._declared.inputs for size in inputs[tensor.name].shape]
-        return [guard for guard, holds in self._guards.items() if not holds(sizes)]
+    def _broken(self, rows: int, length: int, sizes: Mapping[tuple[int, int], int]) -> list[str]:
+        every = [size for tensor in self._sized(rows, length, sizes).inputs for size in tensor.shape]
+        return [guard for guard, holds in self._guards.items() if not holds(every)]
 
-    def _inputs(
-        self, rows: int, length: int, sizes: Mapping[tuple[int, int], int], random: np.random.Generator | None = None
-    ) -> Tensors:
-        """sizes: by input and axis, no more than length. random: None: ones."""
-        inputs = example_inputs(self._declared, rows, length)
-        if random is not None:
-            inputs = random_inputs(self._declared, rows, length, self._integers_below, random)
-        for (index, axis), size in sizes.items():
-            name = self._declared.inputs[index].name
-            inputs[name] = inputs[name][(slice(None),) * axis + (slice(size),)]
-        return inputs
+    def _sized(self, rows: int, length: int, sizes: Mapping[tuple[int, int], int]) -> ModelSpec:
+        """With no open size. sizes: by input and axis, others are length."""
+        declared = self._declared
+        shapes = [
+            [rows if declared.max_rows and not axis else sizes.get((index, axis), length) if size < 0 else size
+             for axis, size in enumerate(tensor.shape)]
+            for index, tensor in enumerate(declared.inputs)
+        ]  # fmt: skip
+        inputs = (replace(tensor, shape=tuple(shape)) for tensor, shape in zip(declared.inputs, shapes, strict=True))
+        return replace(declared, inputs=tuple(inputs))
 
     def _same(self, rows: int, length: int, sizes: Mapping[tuple[int, int], int]) -> bool:
         like, random = Likeness(tensor.name for tensor in self._declared.outputs), np.random.default_rng(0)
+        declared = self._sized(rows, length, sizes)
+        if sum(math.prod(tensor.shape) for tensor in declared.inputs) > _MOST_NUMBERS:
+            return False
         try:
-            for draw in (None, *[random] * _DRAWS):
-                self._module.compare(self._session, self._inputs(rows, length, sizes, draw), like)
+            self._module.compare(self._session, example_inputs(declared, rows), like)
+            for _ in range(_DRAWS):
+                self._module.compare(self._session, random_inputs(declared, rows, 1, self._integers_below, random), like)
         except Exception:  # whatever the module raises, of a size that it does not take
             return False
         return like.difference <= TOLERANCE
+
+
+def _bounds(compiled: Compiled, declared: ModelSpec) -> list[str]:
+    """Limits, and the conditions that are found broken by sizes within them."""
+    names, of_rows = [tensor.name for tensor in declared.inputs], declared.max_rows > 0
+    places = [(index, axis) for index, each in enumerate(compiled.inputs) for axis in range(len(each.sizes))]
+    equal = [axes for axes in compiled.equal_axes() if not (of_rows and axes[0][1] == 0)]
+    equal += [[place for place in places if place[1] == 0]] if of_rows else []
+    holds = {guard: condition(guard, None) for guard in compiled.guards or ()}
+    broken: dict[str, None] = {}
+    for drawn in drawn_sizes([f"s{index}_{axis}" for index, axis in places]):
+        for index, axis in places:
+            each, name = compiled.inputs[index], f"s{index}_{axis}"
+            least, most = each.limits_of(axis, of_rows) if axis in each.limits else (each.sizes[axis],) * 2
+            drawn[name] = min(least + drawn[name] - 1, most or drawn[name] + least)
+        for (index, axis), *others in equal:
+            drawn |= dict.fromkeys((f"s{of}_{at}" for of, at in others), drawn[f"s{index}_{axis}"])
+        broken |= dict.fromkeys([guard for guard in holds if not holds[guard](drawn)][:1])  # others need not be told
+    return [*compiled.bounds(names, of_rows), *(shown(guard, compiled.named(names)) for guard in broken)]
+
+
+def _all_of(trials: Sequence[bool]) -> bool:
+    return bool(trials) and all(trials)
 
 
 def _difference(module: ModuleToBuild, package: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> float:

@@ -75,6 +75,32 @@ class Fours(torch.nn.Module):
         return torch.cat([x, x[:, :1]], 1).view(x.shape[0], -1, 4).sum(2)
 
 
+class Masked(torch.nn.Module):
+    """Of up to 32, where PyTorch keeps 32 apart: then nothing is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tril(torch.ones(32, 32)))
+
+    def forward(self, x: Any) -> Any:
+        length = x.shape[1]
+        return (x[:, :, None] * self.mask[:length, :length]).sum(2)
+
+
+class Padded(torch.nn.Module):
+    """To a multiple of 4, of which PyTorch keeps one row apart."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.pad(x, (0, -x.shape[1] % 4)).view(x.shape[0], -1, 4).sum(2)
+
+
+class Subsampled(torch.nn.Module):
+    """Of which PyTorch keeps a result of 1 apart, and with it lengths below 5."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.avg_pool1d(x[:, None], 1, stride=4).mean(2)
+
+
 class First(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         return x[:, 0] * 2
@@ -334,12 +360,34 @@ def test_a_length_that_need_not_be_right_is_not_verified(
 def test_a_package_that_is_built_says_how_its_sizes_go_together(builds: None, loads: Any, tmp_path: Path) -> None:
     loads(Fours())
     declared, model = of("x", shape=(-1, -1), max_rows=8), tmp_path / "m.pt2"
-    backends.build("torch", model, declared, source=f"{__file__}:Fours", options={})
+    told = backends.build("torch", model, declared, source=f"{__file__}:Fours", options={})
     session = backends.load("torch", {"model": str(model)}, declared).open_session(0)
     for length in 3, 11:  # of 3, the module makes a 1, which PyTorch keeps apart; it was compared
         assert session.run({"x": np.ones((2, length), np.float32)}, {})["y"].shape == (2, (length + 1) // 4)
-    broken = "((x.size()[0]*(1 + x.size()[1])) % (4*x.size()[0])) == 0: x.size()[0] is 1, x.size()[1] is 9"
-    assert refused(session, x=np.ones((2, 9), np.float32)) == broken
+    condition = "((x.size()[0]*(1 + x.size()[1])) % (4*x.size()[0])) == 0"
+    assert refused(session, x=np.ones((2, 9), np.float32)) == f"{condition}: x.size()[0] is 1, x.size()[1] is 9"
+    assert told.endswith(f", only for inputs with x.size()[1] >= 2, {condition}")
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "lengths", "only"),
+    [
+        ("Masked", Masked(), (1, 31, 32), ", only for inputs with x.size()[1] <= 32"),
+        ("Padded", Padded(), (1, 4, 5, 16), ""),
+        ("Subsampled", Subsampled(), (1, 4, 5), ""),
+    ],
+)
+def test_a_size_that_compiling_keeps_apart_is_taken_where_it_is_right(
+    source: str, code: Any, lengths: tuple[int, ...], only: str, builds: None, loads: Any, tmp_path: Path
+) -> None:
+    loads(code)
+    declared = ModelSpec("", of("x", shape=(-1, -1)).inputs, (TensorSpec("y", "FP32", (-1, -1)),), 8)
+    told = backends.build("torch", tmp_path / "m.pt2", declared, source=f"{__file__}:{source}", options={})
+    assert told.endswith(f"max abs difference 0.0e+00{only}")
+    session = backends.load("torch", {"model": str(tmp_path / "m.pt2")}, declared).open_session(0)
+    for length in lengths:
+        for rows in 1, 2:
+            assert session.run({"x": np.ones((rows, length), np.float32)}, {})["y"].shape[0] == rows
 
 
 def test_a_condition_that_is_not_known_is_refused_as_a_package_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

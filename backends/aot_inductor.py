@@ -39,6 +39,7 @@ _HEURISTIC_ROWS: Final = 16  # aten/src/ATen/native/Convolution.cpp, use_mkldnn:
 _PRIMES: Final = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)  # sizes that no two strides are the same of
 _EXTRA: Final = "extra/gateway_sizes.json"  # in a package's folder; PyTorch leaves what is in `extra` to others
 _MOST_GUARDS: Final = 1000
+_MOST_BYTES: Final = 1 << 23  # of _EXTRA
 _SIZE: Final = re.compile(r"\bs\d+_\d+\b")  # as of named_sizes
 
 _SOURCE: Final = re.compile(r"(^|/)data/aotinductor/model/[^/]+\.cpp$")
@@ -176,9 +177,10 @@ def compiled_for(path: Path) -> Compiled | None:
         with zipfile.ZipFile(path) as archive:
             sources = [archive.read(name).decode() for name in archive.namelist() if _SOURCE.search(name)]
             extra = next((name for name in archive.namelist() if name.endswith(f"/{_EXTRA}")), None)
-            own = json.loads(archive.read(extra)) if extra else {"verified": [], "guards": None}
-        verified = {(index, axis): sizes for index, axis, sizes in own["verified"]}
-        return _read(sources, verified, own["guards"])
+            if extra and archive.getinfo(extra).file_size > _MOST_BYTES:
+                raise ValueError("too large")
+            verified, guards = _own_sizes(json.loads(archive.read(extra))) if extra else ({}, None)
+        return _read(sources, verified, guards)
     except (StopIteration, LookupError, ValueError, SyntaxError, TypeError, ArithmeticError):
         return None  # of another version
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, MemoryError):
@@ -195,6 +197,16 @@ def write_sizes(path: Path, verified: Mapping[tuple[int, int], Collection[int]],
         folder = archive.namelist()[0].partition("/")[0]
         own = {"verified": [(*place, sorted(sizes)) for place, sizes in verified.items()], "guards": list(guards)}
         archive.writestr(f"{folder}/{_EXTRA}", json.dumps(own))
+
+
+def _own_sizes(own: Any) -> tuple[dict[tuple[int, int], frozenset[int]], list[str]]:
+    """What `write_sizes` has written. Raises: ValueError, LookupError or TypeError, for anything else."""
+    if not isinstance(own["guards"], list) or not all(isinstance(guard, str) for guard in own["guards"]):
+        raise ValueError("guards that are no text")
+    verified = {(index, axis): frozenset(sizes) for index, axis, sizes in own["verified"]}
+    if not all(type(size) is int and size > 0 for sizes in verified.values() for size in sizes):
+        raise ValueError("verified sizes that are none")
+    return verified, own["guards"]
 
 
 def _read(

@@ -116,7 +116,9 @@ def _function(node: ast.expr, places: Mapping[str, Any] | None, deep: int) -> Fu
         case ast.BoolOp(op=op, values=values):
             decide, parts = all if isinstance(op, ast.And) else any, [made(part) for part in values]
             return lambda sizes: decide(part(sizes) for part in parts)
-        case ast.Call(func=called, args=[*given], keywords=[]) if given and (call := _CALLS.get(ast.unparse(called))):
+        case ast.Call(func=called, args=[_, *more] as given, keywords=[]) if (call := _CALLS.get(ast.unparse(called))) and (
+            bool(more) == (call in (max, min))
+        ):
             arguments = [made(part) for part in given]
             return lambda sizes: call(*(argument(sizes) for argument in arguments))
     raise ValueError(f"{ast.unparse(node)} is not known here")

@@ -5,6 +5,7 @@ contract and `test_builds` run real ones.
 """
 
 import functools
+import json
 import logging
 import shutil
 import zipfile
@@ -95,10 +96,10 @@ class Padded(torch.nn.Module):
 
 
 class Subsampled(torch.nn.Module):
-    """Of which PyTorch keeps a result of 1 apart, and with it lengths below 5."""
+    """Of which PyTorch keeps a result of 1 apart, and with it lengths below 17."""
 
     def forward(self, x: Any) -> Any:
-        return torch.nn.functional.avg_pool1d(x[:, None], 1, stride=4).mean(2)
+        return torch.nn.functional.avg_pool1d(x[:, None], 1, stride=16).mean(2)
 
 
 class First(torch.nn.Module):
@@ -374,7 +375,7 @@ def test_a_package_that_is_built_says_how_its_sizes_go_together(builds: None, lo
     [
         ("Masked", Masked(), (1, 31, 32), ", only for inputs with x.size()[1] <= 32"),
         ("Padded", Padded(), (1, 4, 5, 16), ""),
-        ("Subsampled", Subsampled(), (1, 4, 5), ""),
+        ("Subsampled", Subsampled(), (1, 12, 16, 17, 200), ""),
     ],
 )
 def test_a_size_that_compiling_keeps_apart_is_taken_where_it_is_right(
@@ -388,6 +389,13 @@ def test_a_size_that_compiling_keeps_apart_is_taken_where_it_is_right(
     for length in lengths:
         for rows in 1, 2:
             assert session.run({"x": np.ones((rows, length), np.float32)}, {})["y"].shape[0] == rows
+
+
+def test_sizes_that_need_not_be_equal_are_exported_so(builds: None, loads: Any, tmp_path: Path) -> None:
+    loads(Related())
+    declared = of("x", "y", shape=(-1, -1), max_rows=8)
+    told = backends.build("torch", tmp_path / "m.pt2", declared, source=f"{__file__}:Related", options={})
+    assert told.endswith(", only for inputs with y.size()[1] <= x.size()[1]")
 
 
 def test_a_condition_that_is_not_known_is_refused_as_a_package_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,11 +467,23 @@ def test_rows_that_do_not_go_together_run_alone(halves: Path, loads: Any, tmp_pa
 @pytest.mark.parametrize(
     "guard",
     ["__import__('os').getpid() > 0", "s0_0.real > 0", "s0_0 ** s0_1 > 0", "s9_9 > 0", "max(*[s0_0]) > 0", "1e999 > s0_0",
-     "'a' * s0_0 > 0", "s0_0 > 0 > s0_1", "(lambda: 1)() > 0", "-" * 3990 + "s0_0", "s0_0" + "+s0_0" * 500, "(" * 300, ""],
+     "'a' * s0_0 > 0", "s0_0 > 0 > s0_1", "(lambda: 1)() > 0", "-" * 3990 + "s0_0", "s0_0" + "+s0_0" * 500, "(" * 300, "",
+     "max(s0_0) > 0", "math.floor(s0_0, 2) > 0"],
 )  # fmt: skip
 def test_a_package_of_other_conditions_than_of_sizes_is_not_read(guard: str, halves: Path, tmp_path: Path) -> None:
     shutil.copy(halves, tmp_path / "m.pt2")
     write_sizes(tmp_path / "m.pt2", {}, [guard])
+    assert compiled_for(tmp_path / "m.pt2") is None
+
+
+@pytest.mark.parametrize(
+    ("verified", "guards"),
+    [([[0, 1, "abc"]], []), ([[0, 1, [-1]]], []), ([[0, 1, 5]], []), ([], "s0_1 > 1"), ([], [5]), ([], [" " * (1 << 23)])],
+)
+def test_a_package_of_other_values_than_sizes_is_not_read(verified: Any, guards: Any, halves: Path, tmp_path: Path) -> None:
+    shutil.copy(halves, tmp_path / "m.pt2")
+    with zipfile.ZipFile(tmp_path / "m.pt2", "a") as archive:
+        archive.writestr("halves/extra/gateway_sizes.json", json.dumps({"verified": verified, "guards": guards}))
     assert compiled_for(tmp_path / "m.pt2") is None
 
 

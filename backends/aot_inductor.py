@@ -39,6 +39,7 @@ _HEURISTIC_ROWS: Final = 16  # aten/src/ATen/native/Convolution.cpp, use_mkldnn:
 _PRIMES: Final = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)  # sizes that no two strides are the same of
 _EXTRA: Final = "extra/gateway_sizes.json"  # in a package's folder; PyTorch leaves what is in `extra` to others
 _MOST_GUARDS: Final = 1000
+_MOST_BYTES: Final = 1 << 23  # of _EXTRA
 _SIZE: Final = re.compile(r"\bs\d+_\d+\b")  # as of named_sizes
 
 _SOURCE: Final = re.compile(r"(^|/)data/aotinductor/model/[^/]+\.cpp$")
@@ -59,6 +60,11 @@ _DIVIDED: Final = re.compile(
     r"(\dL\*\(c10::|\(-\d+L\)\*(?:\w+\*)*\(c10::)?"
     r"div_floor_integer\(static_cast<int64_t>\(k?s\d+\), static_cast<int64_t>\((\d+)L\)\)"
 )
+
+# As torch/_inductor/codegen/cpp.py writes loops on several threads, and in them checks of an index and of what a model asserts.
+_PARALLEL: Final = re.compile(r"^( *)#pragma omp parallel\b[^\n]*\n\1\{.*?^\1\}", re.DOTALL | re.MULTILINE)
+_RAISES: Final = re.compile(r"\bTORCH_CHECK\(|_TORCH_CHECK\(|\bthrow\b")
+_SHARED: Final = re.compile(r"^ *#pragma omp (?:parallel|for|single)\b.*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,7 @@ class Compiled:
 
     symbols: what it calls sizes by, in its order: of an input and axis, or computed of others. relations: what the size of an
     input and axis has to be, computed of these. divisors: what it divides sizes by. guards: what else has to hold of sizes, by
-    the names of `named_sizes`; None: not known.
+    the names of `named_sizes`; None: not known. ends: it may end the process, by what it raises on one of several threads.
     """
 
     inputs: tuple[CompiledInput, ...]
@@ -104,6 +110,7 @@ class Compiled:
     relations: tuple[tuple[int, int, str], ...]
     divisors: frozenset[int]
     guards: tuple[str, ...] | None
+    ends: bool
 
     def bounds(self, names: Sequence[str], of_rows: bool) -> list[str]:
         """The limits of open sizes, by the names of the inputs. of_rows: as of `CompiledInput.limits_of`."""
@@ -115,6 +122,14 @@ class Compiled:
                 found += [f"{name}.size()[{axis}] <= {most}"] if most else []
         return found
 
+    def named(self, names: Sequence[str]) -> dict[str, str]:
+        """What a client calls each size, by what guards call it."""
+        return {
+            f"s{index}_{axis}": f"{name}.size()[{axis}]"
+            for index, (name, each) in enumerate(zip(names, self.inputs, strict=True))
+            for axis in range(len(each.sizes))
+        }
+
     def equal_axes(self) -> list[list[tuple[int, int]]]:
         """The open axes of inputs, those together whose sizes have to be the same. Without those computed of others."""
         together: dict[str, list[tuple[int, int]]] = {symbol: [of] for symbol, of in self.symbols if isinstance(of, tuple)}
@@ -123,8 +138,17 @@ class Compiled:
                 together[symbol].append((index, axis))
         return list(together.values())
 
-    def untold(self, names: Sequence[str], of_rows: bool) -> str:
-        """A warning, if it does not say how its open sizes go together, else empty. of_rows: as for `bounds`."""
+    def warnings(self, names: Sequence[str], of_rows: bool) -> list[str]:
+        """Of what requests may do, since it cannot be held to what it needs. of_rows: as for `bounds`."""
+        ends = (
+            "an AOTInductor package that checks an index on several threads: a request with one out of range, as past a table, "
+            "ends the gateway: make the package by `gateway compile`, or set `isolation: process`, so that it ends a session"
+        )
+        untold = self._untold(names, of_rows)
+        return [warning for warning, due in ((untold, untold), (ends, self.ends)) if due]
+
+    def _untold(self, names: Sequence[str], of_rows: bool) -> str:
+        """Empty, if it says how its open sizes go together."""
         axes = [equal for equal in self.equal_axes() if not of_rows or all(axis for _, axis in equal)]
         if self.guards is not None or len(axes) < 2:
             return ""
@@ -134,6 +158,11 @@ class Compiled:
             "may read other memory of the gateway, or end it: make the package by `gateway compile`, or serve the .pt2 of "
             "torch.export"
         )
+
+
+def on_one_thread(source: str) -> str:
+    """C++ of a kernel whose loops on several threads raise nothing: what is raised there ends the process."""
+    return _PARALLEL.sub(lambda loops: _SHARED.sub("", loops[0]) if _RAISES.search(loops[0]) else loops[0], source)
 
 
 def named_sizes(inputs: Iterable[Sequence[int]]) -> dict[str, int]:
@@ -148,9 +177,10 @@ def compiled_for(path: Path) -> Compiled | None:
         with zipfile.ZipFile(path) as archive:
             sources = [archive.read(name).decode() for name in archive.namelist() if _SOURCE.search(name)]
             extra = next((name for name in archive.namelist() if name.endswith(f"/{_EXTRA}")), None)
-            own = json.loads(archive.read(extra)) if extra else {"verified": [], "guards": None}
-        verified = {(index, axis): sizes for index, axis, sizes in own["verified"]}
-        return _read(sources, verified, own["guards"])
+            if extra and archive.getinfo(extra).file_size > _MOST_BYTES:
+                raise ValueError("too large")
+            verified, guards = _own_sizes(json.loads(archive.read(extra))) if extra else ({}, None)
+        return _read(sources, verified, guards)
     except (StopIteration, LookupError, ValueError, SyntaxError, TypeError, ArithmeticError):
         return None  # of another version
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, MemoryError):
@@ -167,6 +197,16 @@ def write_sizes(path: Path, verified: Mapping[tuple[int, int], Collection[int]],
         folder = archive.namelist()[0].partition("/")[0]
         own = {"verified": [(*place, sorted(sizes)) for place, sizes in verified.items()], "guards": list(guards)}
         archive.writestr(f"{folder}/{_EXTRA}", json.dumps(own))
+
+
+def _own_sizes(own: Any) -> tuple[dict[tuple[int, int], frozenset[int]], list[str]]:
+    """What `write_sizes` has written. Raises: ValueError, LookupError or TypeError, for anything else."""
+    if not isinstance(own["guards"], list) or not all(isinstance(guard, str) for guard in own["guards"]):
+        raise ValueError("guards that are no text")
+    verified = {(index, axis): frozenset(sizes) for index, axis, sizes in own["verified"]}
+    if not all(type(size) is int and size > 0 for sizes in verified.values() for size in sizes):
+        raise ValueError("verified sizes that are none")
+    return verified, own["guards"]
 
 
 def _read(
@@ -212,7 +252,8 @@ def _read(
     for guard in guards or ():
         condition(guard, named_sizes(each.sizes for each in inputs))
     conditions = tuple((*place, computed) for place, computed in relations.items())
-    return Compiled(inputs, tuple(symbols), conditions, divisors, None if guards is None else tuple(guards))
+    ends = any(on_one_thread(each) != each for each in sources)
+    return Compiled(inputs, tuple(symbols), conditions, divisors, None if guards is None else tuple(guards), ends)
 
 
 def _parts(listed: str) -> list[str]:
@@ -320,15 +361,10 @@ class HeldPackage:
         self.max_rows: int | None = None  # as of a model; None: whether first dimensions are rows is being found out
         self._datatypes = [getattr(torch, each.datatype) for each in self._inputs]
         places = named_sizes(each.sizes for each in self._inputs)
-        known = len(places)
-        shown = {
-            f"s{index}_{axis}": f"{name}.size()[{axis}]"
-            for index, (name, each) in enumerate(zip(self._names, self._inputs, strict=True))
-            for axis in range(len(each.sizes))
-        }
+        count, named = len(places), compiled.named(self._names)
         self._told = compiled.guards is not None
         self._guards = [
-            _Guard(condition(guard, places), _shown(guard, shown), {shown[name]: places[name] for name in _SIZE.findall(guard)})
+            _Guard(condition(guard, places), shown(guard, named), {named[name]: places[name] for name in _SIZE.findall(guard)})
             for guard in compiled.guards or ()
         ]
         self._rows = [places[f"s{index}_0"] for index, each in enumerate(self._inputs) if each.sizes]
@@ -339,12 +375,12 @@ class HeldPackage:
         for symbol, of in compiled.symbols:
             if isinstance(of, str):
                 self._computed.append(function(of, places))
-                shown[symbol], places[symbol] = f"({_shown(of, shown)})", known + len(self._computed) - 1
+                named[symbol], places[symbol] = f"({shown(of, named)})", count + len(self._computed) - 1
             else:
                 own = f"s{of[0]}_{of[1]}"
-                shown[symbol], places[symbol] = shown[own], places[own]
+                named[symbol], places[symbol] = named[own], places[own]
         self._relations = [
-            (places[own], function(size, places), f"{shown[own]} == {_shown(size, shown)}")
+            (places[own], function(size, places), f"{named[own]} == {shown(size, named)}")
             for own, size in ((f"s{index}_{axis}", size) for index, axis, size in compiled.relations)
             if places.get(size) != places[own]  # which is so by what it is called
         ]
@@ -449,5 +485,5 @@ def _with_all(expression: str, value: int) -> int:
     return int(_computed(expression, defaultdict(lambda: value)))
 
 
-def _shown(expression: str, known: Mapping[str, str]) -> str:
+def shown(expression: str, known: Mapping[str, str]) -> str:
     return re.sub(r"[A-Za-z_]\w*", lambda found: known.get(found[0], found[0]), expression)

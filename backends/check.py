@@ -149,8 +149,9 @@ def _torch(wanted: Wanted) -> Iterator[Mistake]:
         inputs = tuple(each.named(f"input_{index}") for index, each in enumerate(compiled.inputs))
         faults = list(as_far_as_known(unlike_program(wanted, "inputs", wanted.inputs, inputs)))
         yield from faults
-        if not faults and (untold := compiled.untold([tensor.name for tensor in wanted.inputs], wanted.max_rows != 0)):
-            log.warning("%s: %s", wanted.file, untold)
+        names = [tensor.name for tensor in wanted.inputs]
+        for warning in () if faults else compiled.warnings(names, wanted.max_rows != 0):
+            log.warning("%s: %s", wanted.file, warning)
     elif (tensors := exported_tensors(wanted.file)) is not None:
         inputs, outputs = tensors
         yield from as_far_as_known(

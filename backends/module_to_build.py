@@ -41,6 +41,7 @@ class ModuleToBuild(torch.nn.Module):
     def __init__(self, artifact: Path, source: str, module: torch.nn.Module, declared: ModelSpec) -> None:
         super().__init__()
         self.module = module
+        self._artifact, self._source = artifact, source
         self._what = f"{artifact}: the export of {source}"
         self._declared = declared
         # Not as an attribute of an nn.Module: what the module changes in `forward` would be in it twice, which no export takes.
@@ -52,6 +53,13 @@ class ModuleToBuild(torch.nn.Module):
     def run(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         with torch.inference_mode():
             return self(*arguments(self._declared, inputs))  # type: ignore[no-any-return]  # what `forward` gives
+
+    def check_outputs(self, inputs: Tensors) -> None:
+        """Raises: LoadFailed, if it gives other outputs than declared; else what the module raises."""
+        try:
+            self.run(inputs)
+        except OutputsRefused as exc:
+            raise LoadFailed(f"{self._artifact}: {self._source}: {exc}") from exc
 
     def compare(self, session: Session, inputs: Tensors, like: Likeness) -> None:
         """Add what a session of the artifact gives to `like`. Raises: LoadFailed, if it fails, or gives other shapes."""
@@ -112,15 +120,17 @@ def module_to_build(
     artifact: Path, declared: ModelSpec, source: str, options: Mapping[str, Any], *, rows: int, length: int
 ) -> ModuleToBuild:
     """Ready to be exported, once it has been run with so many rows of so great a length. Raises: LoadFailed."""
+    made = loaded_module(artifact, declared, source, options)
+    made.check_outputs(example_inputs(declared, rows, length))
+    return made
+
+
+def loaded_module(artifact: Path, declared: ModelSpec, source: str, options: Mapping[str, Any]) -> ModuleToBuild:
+    """Not run yet. Raises: LoadFailed."""
     module = made_from(source, options, key="build.options")
     if not isinstance(module, torch.nn.Module):
         raise LoadFailed(f"{artifact}: {source}: expected an nn.Module from the factory, got {type(module).__name__}")
-    made = ModuleToBuild(artifact, source, module.eval().requires_grad_(False), declared)
-    try:
-        made.run(example_inputs(declared, rows, length))
-    except OutputsRefused as exc:
-        raise LoadFailed(f"{artifact}: {source}: {exc}") from exc
-    return made
+    return ModuleToBuild(artifact, source, module.eval().requires_grad_(False), declared)
 
 
 def check_declared(artifact: Path, declared: ModelSpec) -> None:

@@ -4,15 +4,18 @@ A file may come from anywhere. So what is read is bounded in length and depth, a
 """
 
 import ast
+import functools
 import math
 import operator
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 Function = Callable[[Any], Any]  # of sizes, each at its place
 
 _LONGEST: Final = 4000  # characters
 _DEEPEST: Final = 100
+_DRAWS: Final = 400
 
 _OPERATORS: Final[Mapping[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -34,7 +37,7 @@ def function(text: str, places: Mapping[str, Any] | None = None) -> Function:
     return _function(_parsed(text), places, _DEEPEST)
 
 
-def condition(text: str, places: Mapping[str, Any]) -> Function:
+def condition(text: str, places: Mapping[str, Any] | None) -> Function:
     """As `function`, of what has to hold. Where it cannot be computed, as divided by 0, it does not."""
     compute = function(text, places)
 
@@ -47,10 +50,12 @@ def condition(text: str, places: Mapping[str, Any]) -> Function:
     return holds
 
 
+@functools.cache
 def keeps_few_out(text: str) -> bool:
     """Whether a condition keeps out only sizes that are equal, and those of 1 and less.
 
-    So PyTorch's conditions are where it chose a way for what is no 1, or differs, and another may give the same.
+    So PyTorch's conditions are where it chose a way for what is no 1, or differs, and another may give the same. With one row,
+    `rows * size > size` keeps out what is equal, as no drawn sizes make it less.
     """
     return _keeps_few_out(_parsed(text))
 
@@ -64,9 +69,22 @@ def _keeps_few_out(node: ast.expr) -> bool:
         case (
             ast.Compare(ops=[ast.Gt() | ast.GtE() as op], comparators=[ast.Constant(value=int(least))])
             | ast.Compare(ops=[ast.Lt() | ast.LtE() as op], left=ast.Constant(value=int(least)))
+        ) if least + isinstance(op, ast.Gt | ast.Lt) <= 2:
+            return True
+        case (
+            ast.Compare(left=more, ops=[ast.Gt()], comparators=[less])
+            | ast.Compare(left=less, ops=[ast.Lt()], comparators=[more])
         ):
-            return least + isinstance(op, ast.Gt | ast.Lt) <= 2
+            holds = condition(f"({ast.unparse(more)}) >= ({ast.unparse(less)})", None)
+            return all(map(holds, drawn_sizes({name.id for name in ast.walk(node) if isinstance(name, ast.Name)})))
     return False
+
+
+def drawn_sizes(names: Collection[str]) -> Iterator[dict[str, int]]:
+    """Each by its name: the same ones each time, small and large."""
+    draw = random.Random(0)
+    for most in (5, 40) * (_DRAWS // 2):
+        yield {name: int(2 ** draw.uniform(0, most)) for name in sorted(names)}
 
 
 def _parsed(text: str) -> ast.expr:
@@ -98,7 +116,9 @@ def _function(node: ast.expr, places: Mapping[str, Any] | None, deep: int) -> Fu
         case ast.BoolOp(op=op, values=values):
             decide, parts = all if isinstance(op, ast.And) else any, [made(part) for part in values]
             return lambda sizes: decide(part(sizes) for part in parts)
-        case ast.Call(func=called, args=[*given], keywords=[]) if given and (call := _CALLS.get(ast.unparse(called))):
+        case ast.Call(func=called, args=[_, *more] as given, keywords=[]) if (call := _CALLS.get(ast.unparse(called))) and (
+            bool(more) == (call in (max, min))
+        ):
             arguments = [made(part) for part in given]
             return lambda sizes: call(*(argument(sizes) for argument in arguments))
     raise ValueError(f"{ast.unparse(node)} is not known here")

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import torch
 
 _setting: Final = threading.Lock()
-_UNBOUNDED: Final = sys.maxsize - 1  # as torch.export writes it
+UNBOUNDED: Final = sys.maxsize - 1  # as torch.export writes it
 _UNKNOWN_TYPE: Final = re.compile(r"Deserializing (\S+) in pytree is not registered")
 
 log = logging.getLogger(__name__)
@@ -107,8 +107,8 @@ def load(
     if isinstance(call, HeldPackage):
         call.check_declared(Path(model), declared)
         call.max_rows = declared.max_rows
-        if untold := call.compiled.untold(names, declared.max_rows > 0):
-            log.warning("%s: %s", Path(model).absolute(), untold)
+        for warning in call.compiled.warnings(names, declared.max_rows > 0):
+            log.warning("%s: %s", Path(model).absolute(), warning)
     max_rows = declared.max_rows
     if 0 < most < max_rows:
         exported = f"{Path(model).absolute()}: exported for {most} rows at most"
@@ -203,7 +203,7 @@ def rows_taken(program: Any) -> tuple[int, int]:
     named = [size.node.expr for first in firsts for size in first if not isinstance(size, int)]
     ranges = [program.range_constraints[expr] for expr in named if expr in program.range_constraints]
     least = max((int(each.lower) for each in ranges), default=0)
-    return least, min((int(each.upper) for each in ranges if each.upper < _UNBOUNDED), default=0)
+    return least, min((int(each.upper) for each in ranges if each.upper < UNBOUNDED), default=0)
 
 
 def _in_order(call: Callable[..., Any], known: Iterable[Sequence[str]], inputs: list[str]) -> Callable[..., Any]:

@@ -1,23 +1,30 @@
 """A factory's nn.Module to an AOTInductor package (.pt2): compiled code for this machine's CPU, with open rows and lengths."""
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from backends.aot_inductor import Compiled, HeldPackage, compiled_for, named_sizes, write_sizes
-from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, Tensors, example_inputs
+from backends.aot_inductor import Compiled, HeldPackage, compiled_for, named_sizes, shown, write_sizes
+from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, example_inputs
 from backends.likeness import Likeness
-from backends.module_to_build import ModuleToBuild, arguments, check_declared, exporting, module_to_build, random_inputs
-from backends.size_expressions import condition, keeps_few_out
+from backends.module_to_build import ModuleToBuild, arguments, check_declared, exporting, loaded_module, random_inputs
+from backends.size_expressions import Function, condition, drawn_sizes, keeps_few_out
+from backends.torch import UNBOUNDED
+from backends.torch_choices import own_choices
 from backends.torch_guards import guards
-from backends.torch_unbounded import unbounded
 
 TOLERANCE = 1e-4  # between the module and its package, element by element
-_SMALL = 9  # above the sizes that are tried
+_ROWS = 3  # of examples: not a length of theirs
+_WIDE = 4  # times an example size, as a table may be: PyTorch's own bounds are up to 2 times
+_SMALL = 9  # above the small sizes that are tried, each
+_LARGE = 2048  # the most that is tried of large ones, which take memory
+_MOST_NUMBERS = 1 << 22  # in the inputs of one that is tried
 _DRAWS = 3  # of numbers, for each beside ones: of these, what is read in a wrong place is as right
 
 
@@ -42,21 +49,17 @@ def build(
     if precision != "fp32":
         raise LoadFailed(f"{artifact}: precision {precision} is not built here, only fp32")
     check_declared(artifact, declared)
-    rows, length = 3, 7  # sizes that differ, so that none is taken for a constant or for another
-    module = module_to_build(artifact, declared, source, options, rows=rows, length=length)
-    example = arguments(declared, example_inputs(declared, rows, length))
-    open_sizes = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(t.shape) if size < 0} for t in declared.inputs)
+    module = loaded_module(artifact, declared, source, options)
     artifact.parent.mkdir(parents=True, exist_ok=True)
     unverified = artifact.with_name(f"unverified-{artifact.name}")
     try:
-        with torch.inference_mode(), unbounded():
-            with exporting(artifact, source):
-                program = torch.export.export(module, example, dynamic_shapes=(open_sizes,))
+        with torch.inference_mode(), own_choices():
+            program = _exported(module, declared, artifact, source)
             torch._inductor.aoti_compile_and_package(program, package_path=str(unverified))
         compiled = compiled_for(unverified)
         if compiled is not None:
             trial = _SizeTrial(module, unverified, declared, compiled, guards(str(artifact), program), integers_below)
-            lengths = lengths or trial.lengths()
+            lengths = lengths or trial.lengths(artifact)
             write_sizes(unverified, *trial.held(lengths))
             compiled = compiled_for(unverified)
         difference = _difference(module, unverified, declared, lengths)
@@ -65,9 +68,78 @@ def build(
         unverified.replace(artifact)
     finally:
         unverified.unlink(missing_ok=True)
-    bounds = compiled.bounds([tensor.name for tensor in declared.inputs], declared.max_rows > 0) if compiled else []
+    bounds = _bounds(compiled, declared) if compiled else []
     only = f", only for inputs with {', '.join(bounds)}" if bounds else ""
     return f"{artifact}: AOTInductor from {source}, max abs difference {difference:.1e}{only}"
+
+
+def _exported(module: ModuleToBuild, declared: ModelSpec, artifact: Path, source: str) -> torch.export.ExportedProgram:
+    """Of the example sizes that leave the open ones the widest limits. Raises: LoadFailed, or what the module raises.
+
+    PyTorch takes what holds of an example for what holds always, where a way in the model depends on it: that sizes are equal,
+    or that an image of 7 × 7 has one place left behind three layers that halve it.
+    """
+    open_sizes = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(t.shape) if size < 0} for t in declared.inputs)
+    found: list[tuple[float, torch.export.ExportedProgram]] = []
+    failed: Exception | None = None
+    examples = _examples(declared)
+    while examples:
+        inputs = example_inputs(examples.pop(0), _ROWS)
+        try:
+            module.check_outputs(inputs)
+            with exporting(artifact, source):
+                program = torch.export.export(module, arguments(declared, inputs), dynamic_shapes=(open_sizes,))
+            width = _width(declared, program, guards(str(artifact), program))
+        except Exception as exc:
+            failed = failed if isinstance(failed, LoadFailed) else exc
+            continue
+        found.append((width, program))
+        if width >= _WIDE:
+            break
+        if not width:
+            examples = examples[-1:]  # of a loop, which is the shorter the sooner it is compiled
+    if failed is not None and not found:
+        raise failed
+    return max(reversed(found), key=lambda each: each[0])[1]
+
+
+def _examples(declared: ModelSpec) -> list[ModelSpec]:
+    """With no open size: where each differs, what comes first may have to be more than others, or less. Then where all are
+    equal, as those of ids and mask are."""
+    places = [
+        (index, axis)
+        for index, tensor in enumerate(declared.inputs)
+        for axis, size in enumerate(tensor.shape)
+        if size < 0 and (axis or not declared.max_rows)
+    ]
+    many = range(len(places))
+    differing = [[61 + 22 * place for place in many], [17 + 6 * place for place in many], [96 * (place + 1) for place in many]]
+    lists = [each for sizes in differing for each in (sizes, sizes[::-1])] + [[size] * len(places) for size in (61, 17, 96, 7)]
+    found = {tuple(sizes): _sized(declared, _ROWS, 0, dict(zip(places, sizes, strict=True))) for sizes in lists}
+    *others, last = found.values()
+    return [each for each in others if _numbers(each) <= _MOST_NUMBERS] + [last]
+
+
+def _width(declared: ModelSpec, program: torch.export.ExportedProgram, found: Iterable[str]) -> float:
+    """How many times its example the least of the open sizes may be; 0: one is no longer open; 1: if none may be equal.
+
+    found: the conditions that PyTorch made of sizes.
+    """
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    shapes = [values[name].shape for name in program.graph_signature.user_inputs]
+    places = named_sizes(shapes)
+    conditions = {guard: condition(guard, places) for guard in found}
+    if not any(all(map(keeps_few_out, _broken(declared, conditions, 1, length, {}))) for length in range(5, 300)):
+        return 1
+    widths = [math.inf]
+    for tensor, shape in zip(declared.inputs, shapes, strict=True):
+        for size, own in zip(shape, tensor.shape, strict=True):
+            if own < 0 and (isinstance(size, int) or size.node.expr.is_number):
+                return 0
+            limits = program.range_constraints.get(size.node.expr) if own < 0 else None  # None: it is computed of others
+            if limits is not None and limits.upper < UNBOUNDED:
+                widths.append(int(limits.upper) / size.node.hint)
+    return min(widths)
 
 
 class _SizeTrial:
@@ -93,77 +165,161 @@ class _SizeTrial:
         self._guards = {guard: condition(guard, places) for guard in found}
         self._axes = [axes for axes in compiled.equal_axes() if not (declared.max_rows and any(axis == 0 for _, axis in axes))]
 
-    def lengths(self) -> tuple[int, int]:
-        """To verify with: 5 and 16, or what is nearest to them of sizes that are open, and no rows."""
+    def lengths(self, artifact: Path) -> tuple[int, int]:
+        """To verify with: 5 and 16, or what is nearest to them of sizes that are open, and no rows. Raises: LoadFailed."""
         first = 1 if self._declared.max_rows else 0
         limits = [limit for each in self._compiled.inputs for axis, limit in each.limits.items() if axis >= first]
         least = max((least for least, _ in limits), default=0)
-        most = min((most for _, most in limits if most), default=max(16, least) + 16)
-        fit = [
-            length
-            for length in range(least, min(most, max(16, least) + 16) + 1)
-            if all(map(keeps_few_out, self._broken(self._inputs(1, length, {}))))
-        ] or [least]
-        return min(fit, key=lambda length: abs(length - 5)), min(fit, key=lambda length: abs(length - 16))
+        most = min((most for _, most in limits if most), default=max(least, _LARGE))
+        possible = range(least, min(most, max(least, _LARGE)) + 1)
+
+        def nearest(wanted: int) -> int:
+            for length in sorted(possible, key=lambda length: abs(length - wanted)):
+                if all(map(keeps_few_out, self._broken(1, length, {}))):
+                    return length
+            named = self._compiled.named([tensor.name for tensor in self._declared.inputs])
+            of = f"as {shown(self._broken(1, least, {})[0], named)}" if possible else f"from {least} to {most}"
+            raise LoadFailed(
+                f"{artifact}: PyTorch makes conditions that no length fulfils for all open sizes, {of}: state some in `inputs` "
+                "instead of -1, or serve the module itself, with `kind: torch` and the factory as its `model`"
+            )
+
+        return nearest(5), nearest(16)
 
     def held(self, lengths: Sequence[int]) -> tuple[dict[tuple[int, int], list[int]], list[str]]:
-        """Open sizes of 1 that are right, by input and axis, and the conditions without those that only keep out what is right.
+        """Open sizes below the least that are right, by input and axis, and the conditions without those that only keep out
+        what is right.
 
-        PyTorch takes every open size for 2 or more, and keeps 1 apart from others. Either goes only where each time that it was
-        broken, alone or with others, the package gave what the module does.
+        PyTorch takes every open size for 2 or more, and keeps 1, and sizes that are equal, apart from others. Either goes only
+        where each time that it was broken, alone or with others, the package gave what the module does.
         """
-        right: dict[int | str, list[bool]] = defaultdict(list)
-        every, rows = range(len(self._axes)), {1, min(3, self._declared.max_rows or 3)}
+        right: dict[tuple[int, int] | str, list[bool]] = defaultdict(list)
+        every, rows = range(len(self._axes)), sorted({1, min(3, self._declared.max_rows or 3)})
 
-        def attempt(chosen: Iterable[int], size: int, length: int = lengths[0]) -> None:
-            sizes = {place: size for index in chosen for place in self._axes[index]}
-            small = [index for index in chosen if size < self._least(index)]
-            if any(self._least(index) > 2 for index in small):  # by which the module may take another way
+        def attempt(chosen: Collection[int], size: int, length: int = lengths[0]) -> None:
+            taken = {index: size if index in chosen else length for index in every}
+            if any(0 < self._most(index) < size for index, size in taken.items()):
                 return
+            small = [(index, size) for index, size in taken.items() if size < self._least(index)]
             for count in rows:
-                broken = self._broken(self._inputs(count, length, sizes))
+                broken = self._broken(count, length, self._places(chosen, size))
+                if not broken and any(self._least(index) > 2 for index, _ in small):
+                    return  # by a bound of the module's own, which may take another way
                 if (broken or small) and all(map(keeps_few_out, broken)):
-                    same = self._same(count, length, sizes)
-                    keys: list[int | str] = [*small, *broken]
+                    same = self._same(count, length, self._places(chosen, size))
+                    keys: list[tuple[int, int] | str] = [*small, *broken]
                     for key in keys:
                         right[key].append(same)
 
+        def may_join(index: int, size: int) -> bool:
+            tried = right[index, size]
+            return all(tried) and (bool(tried) or self._least(index) <= 2)
+
         for length in lengths:
             attempt((), 0, length)
-        for size in range(1, min(_SMALL, lengths[0])):
+        for size in range(1, _SMALL):
             for index in every:
                 attempt((index,), size)
-            attempt(every if size > 1 else [index for index in every if right[index] and all(right[index])], size)
-        sizes = {place: [1] for index in every if right[index] and all(right[index]) for place in self._axes[index]}
-        return sizes, [guard for guard in self._guards if not (right[guard] and all(right[guard]))]
+            attempt([index for index in every if size >= self._least(index) or may_join(index, size)], size)
+        for chosen in dict.fromkeys((*((index,) for index in every), tuple(every))):
+            for size in sorted(self._apart(chosen, lengths[0])):
+                attempt(chosen, size)
+        kept = [guard for guard in self._guards if not _all_of(right[guard])]
+        sizes: dict[tuple[int, int], list[int]] = {}
+        for index in every:
+            for size in range(1, self._least(index)):
+                # Of larger ones, the conditions that they break were tried.
+                broken = self._broken(rows[-1], lengths[0], self._places((index,), size)) if size >= _SMALL else []
+                if _all_of(right[index, size]) or (all(right[index, size]) and broken and not {*broken} & {*kept}):
+                    for place in self._axes[index]:
+                        sizes.setdefault(place, []).append(size)
+        return sizes, kept
+
+    def _apart(self, chosen: Collection[int], length: int) -> set[int]:
+        """For each condition that only keeps sizes apart, the first size of these axes from _SMALL on that breaks it; and what
+        is one less than an axis takes."""
+        most = min((self._most(index) or _LARGE for index in chosen), default=0)
+        guards = {guard: holds for guard, holds in self._guards.items() if keeps_few_out(guard)}
+        found: dict[str, int] = {}
+        for size in range(_SMALL, min(most, _LARGE) + 1):
+            for guard in _broken(self._declared, guards, 1, length, self._places(chosen, size)):
+                found.setdefault(guard, size)
+                del guards[guard]
+        return {*found.values(), *(self._least(index) - 1 for index in chosen if self._least(index) > _SMALL)}
+
+    def _places(self, chosen: Collection[int], size: int) -> dict[tuple[int, int], int]:
+        return {place: size for index in chosen for place in self._axes[index]}
 
     def _least(self, index: int) -> int:
         return max(self._compiled.inputs[of].limits[axis][0] for of, axis in self._axes[index])
 
-    def _broken(self, inputs: Tensors) -> list[str]:
-        sizes = [size for tensor in self._declared.inputs for size in inputs[tensor.name].shape]
-        return [guard for guard, holds in self._guards.items() if not holds(sizes)]
+    def _most(self, index: int) -> int:
+        """0: any."""
+        limits = [self._compiled.inputs[of].limits[axis] for of, axis in self._axes[index]]
+        return min((most for _, most in limits if most), default=0)
 
-    def _inputs(
-        self, rows: int, length: int, sizes: Mapping[tuple[int, int], int], random: np.random.Generator | None = None
-    ) -> Tensors:
-        """sizes: by input and axis, no more than length. random: None: ones."""
-        inputs = example_inputs(self._declared, rows, length)
-        if random is not None:
-            inputs = random_inputs(self._declared, rows, length, self._integers_below, random)
-        for (index, axis), size in sizes.items():
-            name = self._declared.inputs[index].name
-            inputs[name] = inputs[name][(slice(None),) * axis + (slice(size),)]
-        return inputs
+    def _broken(self, rows: int, length: int, sizes: Mapping[tuple[int, int], int]) -> list[str]:
+        return _broken(self._declared, self._guards, rows, length, sizes)
 
     def _same(self, rows: int, length: int, sizes: Mapping[tuple[int, int], int]) -> bool:
         like, random = Likeness(tensor.name for tensor in self._declared.outputs), np.random.default_rng(0)
+        declared = _sized(self._declared, rows, length, sizes)
+        if _numbers(declared) > _MOST_NUMBERS:
+            return False
         try:
-            for draw in (None, *[random] * _DRAWS):
-                self._module.compare(self._session, self._inputs(rows, length, sizes, draw), like)
+            self._module.compare(self._session, example_inputs(declared, rows), like)
+            for _ in range(_DRAWS):
+                self._module.compare(self._session, random_inputs(declared, rows, 1, self._integers_below, random), like)
         except Exception:  # whatever the module raises, of a size that it does not take
             return False
         return like.difference <= TOLERANCE
+
+
+def _bounds(compiled: Compiled, declared: ModelSpec) -> list[str]:
+    """Limits, and the conditions that are found broken by sizes within them."""
+    names, of_rows = [tensor.name for tensor in declared.inputs], declared.max_rows > 0
+    places = [(index, axis) for index, each in enumerate(compiled.inputs) for axis in range(len(each.sizes))]
+    equal = [axes for axes in compiled.equal_axes() if not (of_rows and axes[0][1] == 0)]
+    equal += [[place for place in places if place[1] == 0]] if of_rows else []
+    holds = {guard: condition(guard, None) for guard in compiled.guards or ()}
+    broken: dict[str, None] = {}
+    for drawn in drawn_sizes([f"s{index}_{axis}" for index, axis in places]):
+        for index, axis in places:
+            each, name = compiled.inputs[index], f"s{index}_{axis}"
+            least, most = each.limits_of(axis, of_rows) if axis in each.limits else (each.sizes[axis],) * 2
+            drawn[name] = min(least + drawn[name] - 1, most or drawn[name] + least)
+        for (index, axis), *others in equal:
+            drawn |= dict.fromkeys((f"s{of}_{at}" for of, at in others), drawn[f"s{index}_{axis}"])
+        broken |= dict.fromkeys([guard for guard in holds if not holds[guard](drawn)][:1])  # others need not be told
+    return [*compiled.bounds(names, of_rows), *(shown(guard, compiled.named(names)) for guard in broken)]
+
+
+def _shapes(declared: ModelSpec, rows: int, length: int, sizes: Mapping[tuple[int, int], int]) -> Iterator[tuple[int, ...]]:
+    """Of the inputs. sizes: of open ones, by input and axis; others are length."""
+    for index, tensor in enumerate(declared.inputs):
+        shape = [sizes.get((index, axis), length) if size < 0 else size for axis, size in enumerate(tensor.shape)]
+        yield (rows, *shape[1:]) if declared.max_rows else tuple(shape)
+
+
+def _sized(declared: ModelSpec, rows: int, length: int, sizes: Mapping[tuple[int, int], int]) -> ModelSpec:
+    """With no open size. sizes: as of `_shapes`."""
+    shapes = zip(declared.inputs, _shapes(declared, rows, length, sizes), strict=True)
+    return replace(declared, inputs=tuple(replace(tensor, shape=shape) for tensor, shape in shapes))
+
+
+def _broken(
+    declared: ModelSpec, conditions: Mapping[str, Function], rows: int, length: int, sizes: Mapping[tuple[int, int], int]
+) -> list[str]:
+    every = [size for shape in _shapes(declared, rows, length, sizes) for size in shape]
+    return [text for text, holds in conditions.items() if not holds(every)]
+
+
+def _numbers(declared: ModelSpec) -> int:
+    return sum(math.prod(tensor.shape) for tensor in declared.inputs)
+
+
+def _all_of(trials: Sequence[bool]) -> bool:
+    return bool(trials) and all(trials)
 
 
 def _difference(module: ModuleToBuild, package: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> float:

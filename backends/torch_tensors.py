@@ -18,6 +18,7 @@ DATATYPES: Final = {  # by what PyTorch calls them
     "torch.bfloat16": "BF16", "torch.float32": "FP32", "torch.float64": "FP64",
 }  # fmt: skip
 _GUARD: Final = "AssertionError: Guard failed: "  # of torch.export, as `x.size()[0] <= 8`
+_FRAMES: Final = "\nException raised from "  # behind what is raised in C++, each with an address
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -29,7 +30,7 @@ def mapped(exc: Exception) -> BackendError:
     import torch
 
     lost = isinstance(exc, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError)
-    said, kind = str(exc).strip().splitlines()[-1:], type(exc).__name__
+    said, kind = str(exc).partition(_FRAMES)[0].strip().splitlines()[-1:], type(exc).__name__
     message = f"{kind}: {said[0].removeprefix(f'{kind}: ') if said else ''}"  # which of TorchScript has the type in front
     if isinstance(exc, AssertionError) and message.startswith(_GUARD):
         return exported_for(message.removeprefix(_GUARD))

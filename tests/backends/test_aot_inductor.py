@@ -5,6 +5,7 @@ contract and `test_builds` run real ones.
 """
 
 import functools
+import json
 import logging
 import shutil
 import zipfile
@@ -18,11 +19,11 @@ import pytest
 
 import backends
 from backends.aot_inductor import compiled_for, write_sizes
-from backends.base import InputRefused, LoadFailed, ModelSpec, TensorSpec
+from backends.base import ExecutionFailed, InputRefused, LoadFailed, ModelSpec, TensorSpec
 from backends.check import checked
 from backends.mistakes import Wanted
+from backends.torch_choices import own_choices
 from backends.torch_guards import guards
-from backends.torch_unbounded import unbounded
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -75,6 +76,32 @@ class Fours(torch.nn.Module):
         return torch.cat([x, x[:, :1]], 1).view(x.shape[0], -1, 4).sum(2)
 
 
+class Masked(torch.nn.Module):
+    """Of up to 32, where PyTorch keeps 32 apart: then nothing is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tril(torch.ones(32, 32)))
+
+    def forward(self, x: Any) -> Any:
+        length = x.shape[1]
+        return (x[:, :, None] * self.mask[:length, :length]).sum(2)
+
+
+class Padded(torch.nn.Module):
+    """To a multiple of 4, of which PyTorch keeps one row apart."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.pad(x, (0, -x.shape[1] % 4)).view(x.shape[0], -1, 4).sum(2)
+
+
+class Subsampled(torch.nn.Module):
+    """Of which PyTorch keeps a result of 1 apart, and with it lengths below 17."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.avg_pool1d(x[:, None], 1, stride=16).mean(2)
+
+
 class First(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         return x[:, 0] * 2
@@ -99,6 +126,17 @@ class Convolved(torch.nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.layer(x).sum(2)
+
+
+class Wide(torch.nn.Module):
+    """Of which two rows are work for two threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(10, 8192)
+
+    def forward(self, ids: Any) -> Any:
+        return self.words(ids) + 1
 
 
 class Loaded:
@@ -191,6 +229,17 @@ def test_requests_that_a_package_was_not_compiled_for_are_refused(encoder: Path,
     assert refused(session, **sizes((1, 4), (1, 3))) == "mask.size()[1] == ids.size()[1]"
     assert refused(session, **sizes((1, 4, 1), (1, 4))) == "ids of INT64 [-1, -1]"
     assert refused(session, ids=np.ones((1, 4), np.int32), mask=np.ones((1, 4), np.float32)) == "ids of INT64 [-1, -1]"
+
+
+def test_what_is_raised_in_a_package_is_told_without_where(encoder: Path, loads: Any) -> None:
+    def run(*_: Any) -> None:
+        raise RuntimeError("index out of bounds: 0 <= tmp2 < 100L\nException raised from k at k.cpp:25\nframe #0: f (0x7f)\n")
+
+    loads(run)
+    session = backends.load("torch", {"model": str(encoder)}, of_tokens(max_rows=5)).open_session(0)
+    with pytest.raises(ExecutionFailed) as raised:
+        session.run({"ids": np.ones((1, 2), np.int64), "mask": np.ones((1, 2), np.float32)}, {})
+    assert str(raised.value) == "RuntimeError: index out of bounds: 0 <= tmp2 < 100L"
 
 
 def test_more_rows_than_a_package_was_compiled_for_are_refused_where_they_are_set(encoder: Path, loads: Any) -> None:
@@ -312,12 +361,41 @@ def test_a_length_that_need_not_be_right_is_not_verified(
 def test_a_package_that_is_built_says_how_its_sizes_go_together(builds: None, loads: Any, tmp_path: Path) -> None:
     loads(Fours())
     declared, model = of("x", shape=(-1, -1), max_rows=8), tmp_path / "m.pt2"
-    backends.build("torch", model, declared, source=f"{__file__}:Fours", options={})
+    told = backends.build("torch", model, declared, source=f"{__file__}:Fours", options={})
     session = backends.load("torch", {"model": str(model)}, declared).open_session(0)
     for length in 3, 11:  # of 3, the module makes a 1, which PyTorch keeps apart; it was compared
         assert session.run({"x": np.ones((2, length), np.float32)}, {})["y"].shape == (2, (length + 1) // 4)
-    broken = "((x.size()[0]*(1 + x.size()[1])) % (4*x.size()[0])) == 0: x.size()[0] is 1, x.size()[1] is 9"
-    assert refused(session, x=np.ones((2, 9), np.float32)) == broken
+    condition = "((x.size()[0]*(1 + x.size()[1])) % (4*x.size()[0])) == 0"
+    assert refused(session, x=np.ones((2, 9), np.float32)) == f"{condition}: x.size()[0] is 1, x.size()[1] is 9"
+    assert told.endswith(f", only for inputs with x.size()[1] >= 2, {condition}")
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "lengths", "only"),
+    [
+        ("Masked", Masked(), (1, 31, 32), ", only for inputs with x.size()[1] <= 32"),
+        ("Padded", Padded(), (1, 4, 5, 16), ""),
+        ("Subsampled", Subsampled(), (1, 12, 16, 17, 200), ""),
+    ],
+)
+def test_a_size_that_compiling_keeps_apart_is_taken_where_it_is_right(
+    source: str, code: Any, lengths: tuple[int, ...], only: str, builds: None, loads: Any, tmp_path: Path
+) -> None:
+    loads(code)
+    declared = ModelSpec("", of("x", shape=(-1, -1)).inputs, (TensorSpec("y", "FP32", (-1, -1)),), 8)
+    told = backends.build("torch", tmp_path / "m.pt2", declared, source=f"{__file__}:{source}", options={})
+    assert told.endswith(f"max abs difference 0.0e+00{only}")
+    session = backends.load("torch", {"model": str(tmp_path / "m.pt2")}, declared).open_session(0)
+    for length in lengths:
+        for rows in 1, 2:
+            assert session.run({"x": np.ones((rows, length), np.float32)}, {})["y"].shape[0] == rows
+
+
+def test_sizes_that_need_not_be_equal_are_exported_so(builds: None, loads: Any, tmp_path: Path) -> None:
+    loads(Related())
+    declared = of("x", "y", shape=(-1, -1), max_rows=8)
+    told = backends.build("torch", tmp_path / "m.pt2", declared, source=f"{__file__}:Related", options={})
+    assert told.endswith(", only for inputs with y.size()[1] <= x.size()[1]")
 
 
 def test_a_condition_that_is_not_known_is_refused_as_a_package_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,6 +425,22 @@ def test_open_sizes_that_need_not_go_together_are_warned_of(
     assert [warned in each for each in told] == [True, True]
 
 
+def test_what_ends_the_process_is_warned_of_and_built_without(
+    tmp_path: Path, loads: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, example = torch.export.Dim("rows"), (torch.ones(4, 3, dtype=torch.int64),)
+    with torch._inductor.config.patch({"cpp.threads": 2}):
+        elsewhere = compiled(tmp_path / "elsewhere.pt2", Wide(), example, ({0: rows},))
+        with own_choices():
+            here = compiled(tmp_path / "here.pt2", Wide(), example, ({0: rows},))
+    loads(Wide())
+    declared = ModelSpec("", (TensorSpec("ids", "INT64", (-1, 3)),), (TensorSpec("y", "FP32", (-1, 3, 8192)),), 8)
+    for model in elsewhere, here:
+        backends.load("torch", {"model": str(model)}, declared)
+    [told] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "elsewhere.pt2: an AOTInductor package that checks an index on several threads: a request with one out of" in told
+
+
 def test_rows_that_do_not_go_together_run_alone(halves: Path, loads: Any, tmp_path: Path) -> None:
     shapes: list[tuple[int, ...]] = []
 
@@ -373,11 +467,23 @@ def test_rows_that_do_not_go_together_run_alone(halves: Path, loads: Any, tmp_pa
 @pytest.mark.parametrize(
     "guard",
     ["__import__('os').getpid() > 0", "s0_0.real > 0", "s0_0 ** s0_1 > 0", "s9_9 > 0", "max(*[s0_0]) > 0", "1e999 > s0_0",
-     "'a' * s0_0 > 0", "s0_0 > 0 > s0_1", "(lambda: 1)() > 0", "-" * 3990 + "s0_0", "s0_0" + "+s0_0" * 500, "(" * 300, ""],
+     "'a' * s0_0 > 0", "s0_0 > 0 > s0_1", "(lambda: 1)() > 0", "-" * 3990 + "s0_0", "s0_0" + "+s0_0" * 500, "(" * 300, "",
+     "max(s0_0) > 0", "math.floor(s0_0, 2) > 0"],
 )  # fmt: skip
 def test_a_package_of_other_conditions_than_of_sizes_is_not_read(guard: str, halves: Path, tmp_path: Path) -> None:
     shutil.copy(halves, tmp_path / "m.pt2")
     write_sizes(tmp_path / "m.pt2", {}, [guard])
+    assert compiled_for(tmp_path / "m.pt2") is None
+
+
+@pytest.mark.parametrize(
+    ("verified", "guards"),
+    [([[0, 1, "abc"]], []), ([[0, 1, [-1]]], []), ([[0, 1, 5]], []), ([], "s0_1 > 1"), ([], [5]), ([], [" " * (1 << 23)])],
+)
+def test_a_package_of_other_values_than_sizes_is_not_read(verified: Any, guards: Any, halves: Path, tmp_path: Path) -> None:
+    shutil.copy(halves, tmp_path / "m.pt2")
+    with zipfile.ZipFile(tmp_path / "m.pt2", "a") as archive:
+        archive.writestr("halves/extra/gateway_sizes.json", json.dumps({"verified": verified, "guards": guards}))
     assert compiled_for(tmp_path / "m.pt2") is None
 
 
@@ -402,7 +508,7 @@ def test_rows_whose_length_is_no_multiple_of_what_divides_it_run_alone(halves: P
 def test_what_compiling_chooses_by_sizes_sets_no_bound(tmp_path: Path, loads: Any) -> None:
     auto, example = torch.export.Dim.AUTO, (torch.ones(3, 4, 7),)
     elsewhere = compiled_for(compiled(tmp_path / "elsewhere.pt2", Convolved(), example, ({0: auto, 2: auto},)))
-    with unbounded():
+    with own_choices():
         here = compiled_for(compiled(tmp_path / "here.pt2", Convolved(), example, ({0: auto, 2: auto},)))
     assert elsewhere
     assert elsewhere.bounds(["x"], True) == ["x.size()[2] >= 2", "x.size()[2] <= 4096"]

@@ -1,4 +1,8 @@
-"""Bounds that PyTorch sets to open sizes for choices of its own, where all sizes are right with what it chose: left out."""
+"""What PyTorch chooses as it exports and compiles, chosen otherwise here.
+
+- Bounds that it sets to open sizes for choices of its own, where all sizes are right with what it chose, are left out.
+- A loop that checks an index runs on one thread: what it raises on one of several ends the process.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -6,8 +10,10 @@ from typing import Any, Final
 
 import torch
 from torch import _C as core
-from torch._inductor.codegen.cpp import CppKernel
+from torch._inductor.codegen.cpp import CppKernel, KernelGroup
 from torch._inductor.virtualized import V
+
+from backends.aot_inductor import on_one_thread
 
 
 def _choice_of_convolution(choose: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,18 +39,24 @@ def _choice_of_sum(in_parts: Callable[..., Any]) -> Callable[..., Any]:
     return unbounded_choice
 
 
+def _choice_of_threads(generate: Callable[..., str]) -> Callable[..., str]:
+    """Of a kernel's C++: torch/_inductor/codegen/cpp.py, line 5759."""
+    return lambda group, *rest: on_one_thread(generate(group, *rest))
+
+
 _CHOICES: Final = (
     (core, "_select_conv_backend", _choice_of_convolution),
     (CppKernel, "need_use_acc_helper", _choice_of_sum),
+    (KernelGroup, "codegen_group", _choice_of_threads),
 )
 
 
 @contextlib.contextmanager
-def unbounded() -> Iterator[None]:
+def own_choices() -> Iterator[None]:
     """Around an export and its compilation, one at a time in a process. (torch 2.13)"""
     with contextlib.ExitStack() as stack:
-        for owner, name, unbounded_choice in _CHOICES:
+        for owner, name, own_choice in _CHOICES:
             choose = getattr(owner, name)
             stack.callback(setattr, owner, name, choose)
-            setattr(owner, name, unbounded_choice(choose))
+            setattr(owner, name, own_choice(choose))
         yield

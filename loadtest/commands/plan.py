@@ -8,6 +8,7 @@ from loadtest.lab.launchers.launcher import Launcher
 from loadtest.question.spec import RefusedCandidate, SearchSpec
 from loadtest.search.budget import AGREE_MOST, agree_seconds, profile_seconds
 from loadtest.search.events import EXPECTED, Question
+from loadtest.search.knowledge import profiles_of
 from loadtest.search.next_load import FINALISTS, SHORTLIST
 from loadtest.search.strategy import OVERLOAD, SAFE
 from loadtest.wording import counted
@@ -42,10 +43,10 @@ class PlannedAgreementTest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """profiles: at least, shared by the candidates, of profile_seconds each. loaded: how many see real load at first; of those,
-    finalists up to their peak. It may be more, up to all: where these turn out dearer than others, or too few of them can be
-    had. max_usd: the most it can cost; None: nothing is paid for. beside_usd_per_hour: of it, a load generator's part;
-    0: it is this machine. refused: will not be started.
+    """profiles: where all start, shared by the candidates, of profile_seconds each; where some do not, up to one of each
+    candidate. loaded: how many see real load at first; of those, finalists up to their peak. It may be more, up to all: where
+    these turn out dearer than others, or too few of them can be had. max_usd: the most it can cost; None: nothing is paid for.
+    beside_usd_per_hour: of it, a load generator's part; 0: it is this machine. refused: will not be started.
     """
 
     model: str
@@ -82,7 +83,7 @@ def plan_of(spec: SearchSpec, question: Question, launcher: Launcher, today: dat
             agree_seconds(question.seconds),
             AGREE_MOST,
         )
-    profiles = len({candidate.group for candidate in spec.candidates})
+    profiles = profiles_of(question.entrants, {candidate.group for candidate in spec.candidates})
     loaded = min(SHORTLIST, len(candidates))
     max_usd = None
     if launcher.paid:
@@ -143,7 +144,7 @@ def show(plan: Plan, console: "Console") -> None:
     console.print(
         f"{counted(count, 'candidate')} {'has' if count == 1 else 'share'} "
         f"{counted(plan.profiles, 'profile')} of {plan.profile_seconds:.0f} s"
-        f"{', more where one does not start' * (plan.profiles < count)}; up to "
+        f"{f', up to {count} where some do not start' * (plan.profiles < count)}; up to "
         f"{plan.loaded} see real load at first, {plan.finalists} up to their peak{more}. "
         f"A start takes about {plan.start_seconds:.0f} s. "
         f"All in all {plan.minutes:g} minutes, {OVERLOAD:g} and {SAFE:g} times the winner's peak included."

@@ -54,6 +54,7 @@ class ProfileJob:
     lengths: str = ""
     statistics: str = ""
     meter: bool = True
+    simulated: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class Here:
                 measure=self._measure,
                 look=partial(self._executed, job.statistics, job.spec.model),
                 lengths=job.lengths,
+                simulated=job.simulated,
             )
             recording = meter.recording(began_ns)
         return ProfileFound(found, None if recording is None else others_share(recording))

@@ -79,7 +79,7 @@ def batch_statistics(statistics: dict[str, object]) -> BatchStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """overhead_ms: the client's time less the model's and the wait for a batch, one request alone.
+    """overhead_ms: the client's time less the model's, and less the wait for a batch that is simulated, one request alone.
 
     saturated_rps: requests of the payload's size answered per second when all sessions have full batches; None if none was.
     """
@@ -103,10 +103,12 @@ async def profile(
     measure: Callable[[LoadSpec], Awaitable[RunResult]],
     look: Callable[[], Awaitable[BatchStatistics]],
     lengths: str = "",
+    simulated: bool = True,
 ) -> Findings:
     """Sizes that alone take longer than the SLO's limit are left out, once one of them was seen.
 
-    lengths: as in LoadSpec, of all requests but the crowd's, so that times differ by rows alone. Raises: ProfileFailed.
+    lengths: as in LoadSpec, of all requests but the crowd's, so that times differ by rows alone. simulated: whether predictions
+    wait for batches as the server does; else that wait is overhead. Raises: ProfileFailed.
     """
     concurrencies = powers_up_to(sessions)
     slice_s = max(LEAST_SECONDS, seconds / (len(rows) * len(concurrencies) * 2 + 1 + SATURATION_VISITS + TRAFFIC_VISITS))
@@ -133,7 +135,8 @@ async def profile(
         else:
             return math.inf
         executed = (await look()).since(before)
-        client_ms = result.service.mean - executed.queue_ms  # that wait is simulated; others of the group have another
+        # Others of the group wait otherwise for a batch: each as it is simulated.
+        client_ms = result.service.mean - (executed.queue_ms if simulated else 0.0)
         model_ms = executed.mean_ms(n)
         if executed.by_rows and model_ms is None:
             return client_ms

@@ -356,7 +356,7 @@ class Lab:
         return replace(found, disturbed=disturbed, entrant=experiment.entrant)
 
     async def _profile_once(self, experiment: Profile, running: RunningCandidate) -> tuple[Profiled, bool]:
-        lengths = self._lengths_of(self._candidates[experiment.entrant])
+        lengths = self._lengths_of(candidate := self._candidates[experiment.entrant])
         job = ProfileJob(
             self._run_spec(running),
             rows=experiment.rows,
@@ -365,6 +365,7 @@ class Lab:
             limit_ms=self._spec.slo.strictest.limit_ms if self._spec.slo.strictest else 0.0,
             lengths=f"{min(lengths.typical)}-{max(lengths.typical)}" if lengths is not None else "",
             statistics=_statistics(running),
+            simulated=bool(candidate.document),
             meter=not self.paid,  # work on this machine disturbs no candidate that is elsewhere
         )
         try:
@@ -373,9 +374,8 @@ class Lab:
             raise
         except (ProfileFailed, LoadtestError) as exc:
             return Profiled(experiment.group, failure=running.failure() or f"no profile: {exc}"), False
-        found = told.findings
-        event = Profiled(experiment.group, found.timings, found.overhead_ms, saturated_rps=found.saturated_rps)
-        return event, told.others is not None and told.others > QUIET_SHARE
+        found, disturbed = told.findings, (told.others or 0.0) > QUIET_SHARE
+        return Profiled(experiment.group, found.timings, found.overhead_ms, saturated_rps=found.saturated_rps), disturbed
 
     async def _load(self, experiment: Load, candidate: CandidateSetup, running: RunningCandidate, left_s: float) -> Measured:
         began_at = datetime.now(UTC).isoformat(timespec="seconds")

@@ -9,6 +9,7 @@ WARMED_BLOCKS = 25  # with a fifth of the run dropped as warm-up
 AGREE_SECONDS, AGREE_SHARE = 60.0, 0.2  # at most, of one comparison: in all, and of what is left; a quiet machine takes a few
 LONGER = 2.0  # times one that was too short, the next one lasts
 AGREE_MOST = 0.5  # of the budget, after which nobody new is compared: who has been must still be measured
+PROFILE_MOST = 0.4  # of the budget, after which a group that has a profile gets no other: to prove something comes first
 SCOUT_SECONDS, SCOUT_SHARE = 20.0, 0.03  # of a candidate's first short run: at most, and of the budget
 VERIFY_SHARE = 0.05  # of the budget, for each of the two runs that check the winner
 
@@ -23,9 +24,9 @@ def agree_seconds(left_s: float, short_s: float = 0.0) -> float:
     return min(max(AGREE_SECONDS, LONGER * short_s), max(LEAST_SECONDS, AGREE_SHARE * left_s))
 
 
-def profile_seconds(question: Question, groups: int) -> float:
-    """Of each group's profile: together a tenth of the budget. Beyond 30 s a profile gets no better."""
-    return min(30.0, max(2.0, question.seconds / 10 / groups))
+def profile_seconds(question: Question, profiles: int) -> float:
+    """Of each of so many profiles: together a tenth of the budget. Beyond 30 s a profile gets no better."""
+    return min(30.0, max(2.0, question.seconds / 10 / max(1, profiles)))
 
 
 def scout_seconds(question: Question) -> float:

@@ -237,7 +237,8 @@ class Profiled:
             return self
         timings = {(timing.rows, timing.concurrency): timing for timing in (*before.timings, *self.timings)}
         saturated_rps = max(before.saturated_rps or 0.0, self.saturated_rps or 0.0) or None
-        return replace(self, timings=tuple(timings[size] for size in sorted(timings)), saturated_rps=saturated_rps)
+        both = replace(self, timings=tuple(timings[size] for size in sorted(timings)), saturated_rps=saturated_rps)
+        return replace(both, disturbed=self.disturbed or before.disturbed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from loadtest.search.budget import AGREE_MOST, agree_seconds, decisive_seconds, verify_seconds
+from loadtest.search.budget import AGREE_MOST, PROFILE_MOST, agree_seconds, decisive_seconds, verify_seconds
 from loadtest.search.events import (
     EXPECTED,
     NO_REFERENCE,
@@ -222,6 +222,20 @@ class Knowledge:
         covered = any(fits(standing.entrant, each) for each in profiled)
         return not profiled or not (covered or standing.predictions)
 
+    def profile_stage(self, entrant: Entrant, seconds: float, *, last: bool) -> int | None:
+        """When one that lacks a profile is asked for it: 0, first of its group; 1, as such a server failed; 2, as its group has
+        one of another size, which else predicts it; None: not now. last: all that could be loaded was.
+
+        To prove a rate of those that have a profile comes first.
+        """
+        stage = 2 if entrant.group in self.profiles else int(bool(self.failures(entrant)))
+        if stage == 2 and self.spent.seconds > PROFILE_MOST * self.question.seconds:
+            return None
+        if stage == 0 or (stage == 1 and (last or not self.profiles)):
+            return stage
+        proof_s = self.decisive_seconds(math.inf) + 2 * verify_seconds(self.question)
+        return stage if self.affords(2 * self.start_s + seconds + proof_s, entrant) else None
+
     def claims(self, shortlist: Sequence[Standing]) -> list[Standing]:
         """Those with a proven rate, the cheapest at that first."""
         return sorted((standing for standing in shortlist if standing.peak_rps), key=self.claimed_cost)
@@ -327,6 +341,12 @@ def width(entrant: Entrant) -> tuple[int, int]:
 def fits(entrant: Entrant, other: Entrant) -> bool:
     """Whether the other has at least as many sessions and rows: the entrant needs no more memory, and shares its profile."""
     return entrant.sessions <= other.sessions and entrant.max_rows <= other.max_rows
+
+
+def profiles_of(entrants: Iterable[Entrant], groups: Collection[str]) -> int:
+    """How many profiles serve these groups where no server fails: of each that no other has the sessions and rows of."""
+    sizes = {(each.group, *width(each)): each for each in entrants if each.group in groups}.values()
+    return sum(not any(fits(each, other) for other in sizes if other.group == each.group and other != each) for each in sizes)
 
 
 def narrowest(entrants: Iterable[Entrant], failed: Collection[str] = ()) -> Entrant:

@@ -32,7 +32,7 @@ from loadtest.search.events import (
     cut_off,
     of_one,
 )
-from loadtest.search.knowledge import Knowledge, by_numerics, kin, narrowest, numerics, widest
+from loadtest.search.knowledge import Knowledge, by_numerics, kin, narrowest, numerics, profiles_of, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hoped_fleet, hoped_rps, load_of, next_load
 from loadtest.search.standing import Name, SearchOutcome, Sentence, Standing, agreement_text, listed, misses
 from loadtest.wording import attained, counted, percent, rate, usd
@@ -75,13 +75,9 @@ class _Search:
         for again in (False, True):  # what failed is tried again when all others were tried
             yield from self._agree(again=again)
             yield from self._profile(again=again)
-        yield from self._predict()
-        if len(loads := first_loads(self._known)) > 1:
-            yield from self._ask_all(loads)
-            yield from self._predict()
-        while load := next_load(self._known):
-            yield from self._ask(load)
-            yield from self._predict()
+        yield from self._load()
+        yield from self._profile(again=True, last=True)
+        yield from self._load()
         self._lacking = self._what_lacks()
         if ranked := self._known.ranked():
             if ranked[0].peak_rps:
@@ -230,26 +226,27 @@ class _Search:
         yield from self._ask(Agree(entrant.name, self._reference, self._known.agree_seconds(entrant)))
         return self._known.agreed[entrant.name, self._reference]
 
-    def _profile(self, *, again: bool) -> Steps:
-        """again: also where that failed before; else one of each group."""
+    def _profile(self, *, again: bool, last: bool = False) -> Steps:
+        """again: also where that failed before; else one of each group. last: all that could be loaded was."""
         known, parallel = self._known, self._question.parallel
         groups = {standing.entrant.group for standing in known.contenders} | known.profiles.keys()
         groups |= {entrant.group for entrant in self._question.entrants if known.failed[entrant.group]}
-        seconds = profile_seconds(self._question, max(1, len(groups)))
-        while left := self._unprofiled(again=again):
+        seconds = profile_seconds(self._question, profiles_of(self._question.entrants, groups))
+        while left := self._unprofiled(seconds, again=again, last=last):
             together: list[Profile] = []
             per_hour = 0.0
+            needed_s = seconds + known.start_s + known.reserved_seconds()
             for group, members in list(left.items())[:parallel]:
                 entrants = [standing.entrant for standing in members]
                 asked = widest(entrants)
                 if known.failures(asked):  # with the fewest rows first, each failure puts out all of as many sessions
                     between = max(entrants, key=lambda each: (each.sessions, -each.max_rows))
                     asked = between if group in known.profiles else narrowest(entrants)
-                if known.affords(seconds + known.start_s, asked, besides_usd_per_hour=per_hour):
+                if known.affords(needed_s, asked, besides_usd_per_hour=per_hour):
                     together.append(Profile(asked.name, group, powers_up_to(asked.max_rows), asked.sessions, seconds))
                     per_hour += asked.usd_per_hour
                 elif not together:  # else the money may do for it alone
-                    self._lack(seconds + known.start_s, "a profile of", [standing.entrant.name for standing in members])
+                    self._lack(needed_s, "a profile of", [standing.entrant.name for standing in members])
                     for standing in members:
                         standing.out = UNREACHED
             if together:
@@ -258,15 +255,15 @@ class _Search:
                 if cut := [standing.entrant.name for standing in left[profile.group] if standing.unreached]:
                     self._lack(seconds + known.start_s, "a profile of", cut)
 
-    def _unprofiled(self, *, again: bool) -> dict[str, list[Standing]]:
+    def _unprofiled(self, seconds: float, *, again: bool, last: bool) -> dict[str, list[Standing]]:
         """By group, who is to be profiled next. First one of each group, its widest; then, where that failed, its narrowest,
-        which may need less memory; and where that did not, those between, of most sessions and the fewest rows first.
+        which may need less memory; and where that did not, those beside it, of most sessions and the fewest rows first.
         """
         known = self._known
         stages: list[dict[str, list[Standing]]] = [{}, {}, {}]
-        for standing in known.contenders:
-            if known.lacks_profile(standing) and not self._awaits_agreement(standing):
-                stage = 2 if standing.entrant.group in known.profiles else int(bool(known.failures(standing.entrant)))
+        lacking = (each for each in known.contenders if known.lacks_profile(each) and not self._awaits_agreement(each))
+        for standing in lacking:
+            if (stage := known.profile_stage(standing.entrant, seconds, last=last)) is not None:
                 stages[stage].setdefault(standing.entrant.group, []).append(standing)
         left = next((stage for stage in stages[: 3 if again else 1] if stage), {})
         if self._question.parallel > 1:  # who is cheap is started first, and answers first
@@ -275,8 +272,18 @@ class _Search:
 
     def _predict(self) -> Steps:
         for standing in self._known.contenders:
-            if standing.stale:
+            if standing.stale and standing.entrant.group in self._known.profiles:
                 yield from self._ask(Predict(standing.entrant.name))
+
+    def _load(self) -> Steps:
+        """As long as there is something to load, and time."""
+        yield from self._predict()
+        if len(loads := first_loads(self._known)) > 1:
+            yield from self._ask_all(loads)
+            yield from self._predict()
+        while load := next_load(self._known):
+            yield from self._ask(load)
+            yield from self._predict()
 
     # After the peaks.
 
@@ -430,10 +437,10 @@ class _Search:
         if not provable:
             return [], False
         proven, rps = min(provable, key=lambda each: (known.decisive_seconds(each[1]), each[0].usd_per_hour))
-        groups = len({entrant.group for entrant in (*unreached, *(s.entrant for s in known.contenders))})
+        groups = {entrant.group for entrant in (*unreached, *(s.entrant for s in known.contenders))}
         question = self._question
         while True:  # profiles and the check are the longer, the larger the budget: with what is needed
-            profile_s = known.start_s + profile_seconds(question, groups)
+            profile_s = known.start_s + profile_seconds(question, profiles_of(question.entrants, groups))
             proof_s = PROOF * known.decisive_seconds(rps) + 2 * (known.start_s + verify_seconds(question))
             needed = [*((entrant, profile_s) for entrant in unreached), (proven, proof_s)]
             seconds = known.spent.seconds + (self._needed_seconds(needed) or 0.0)

@@ -44,10 +44,11 @@ class Server:
         return BatchStatistics(dict(self._counts), self._queue) if self._statistics else BatchStatistics({})
 
 
-def run(server: Server, rows: tuple[int, ...] = (1, 2, 4), sessions: int = 1, limit_ms: float = 100.0) -> Findings:
-    return asyncio.run(
-        profile(BASE, rows=rows, sessions=sessions, seconds=1, limit_ms=limit_ms, measure=server.measure, look=server.look)
-    )
+def run(
+    server: Server, rows: tuple[int, ...] = (1, 2, 4), sessions: int = 1, limit_ms: float = 100.0, *, simulated: bool = True
+) -> Findings:
+    asked = {"rows": rows, "sessions": sessions, "seconds": 1, "limit_ms": limit_ms, "simulated": simulated}
+    return asyncio.run(profile(BASE, **asked, measure=server.measure, look=server.look))  # type: ignore[arg-type]
 
 
 def test_model_time_comes_from_the_server_and_the_rest_is_overhead() -> None:
@@ -60,6 +61,8 @@ def test_model_time_comes_from_the_server_and_the_rest_is_overhead() -> None:
 def test_what_a_batcher_waits_on_purpose_is_no_overhead() -> None:
     """Its wait is simulated; another candidate of the group has another."""
     assert run(Server(delay_ms=24)) == run(Server())
+    whose_batching_is_unknown = run(Server(delay_ms=24), simulated=False)
+    assert whose_batching_is_unknown.overhead_ms == pytest.approx(24.5)
 
 
 def test_without_statistics_the_clients_time_is_taken() -> None:

@@ -81,12 +81,15 @@ def test_a_plan_names_candidates_prices_and_time_and_starts_nothing(tmp_path: Pa
     assert main(["plan", write(tmp_path), "--budget-minutes", "12"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "c8g.large synthetic (sessions 2)" in told
-    assert "4 candidates share 2 profiles of 30 s, more where one does not start; up to 4 see real load at first, " in told
+    assert "4 candidates share 2 profiles of 30 s, up to 4 where some do not start; up to 4 see real load at first, " in told
     assert "2 up to their peak, and others where" in told
     assert "12 minutes" in told
     assert "Costs nothing" in told
-    one = [{"instances": ["c7i.large"], "backend": {"kind": "synthetic", "fixed_ms": 4}}]
-    assert main(["plan", write(tmp_path, candidates=one)]) == 0
+    on = {"instances": ["c7i.large"], "backend": {"kind": "synthetic", "fixed_ms": 4}}
+    apart = [{**on, "settings": {"sessions": [most], "max_rows": [8 // most]}} for most in (1, 2)]
+    assert main(["plan", write(tmp_path, candidates=apart)]) == 0
+    assert "2 candidates share 2 profiles of" in " ".join(capsys.readouterr().out.split())  # none has the size of both
+    assert main(["plan", write(tmp_path, candidates=[on])]) == 0
     assert "1 profile of 30 s; up to 1 see real load at first, 1 up to their peak. A start" in " ".join(
         capsys.readouterr().out.split()
     )

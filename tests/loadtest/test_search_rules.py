@@ -114,9 +114,9 @@ def test_a_group_is_profiled_on_its_widest_and_on_those_of_more_rows() -> None:
         *(Entrant("a", "g", 1.0, 1, 16), Entrant("less", "g", 1.0, 4, 2), Entrant("b", "g", 1.0, 4, 6)),
         Entrant("c", "h", 1.0, 1, 2),
     )
-    asked = Question(entrants, 0.99, 50, 200)
+    asked = Question(entrants, 0.99, 50, 300)
     of_b = Profiled("g", (Timing(1, 1, 5.0), Timing(6, 4, 9.0)), saturated_rps=100.0, entrant="b")
-    of_a = Profiled("g", (Timing(1, 1, 6.0), Timing(16, 1, 8.0)), saturated_rps=90.0, entrant="a")
+    of_a = Profiled("g", (Timing(1, 1, 6.0), Timing(16, 1, 8.0)), saturated_rps=90.0, entrant="a", disturbed=True)
     of_c = Profiled("h", (Timing(1, 1, 5.0),), entrant="c")
     assert asked_next(asked, ()) == Profile("b", "g", (1, 2, 4, 6), 4, 10.0)
     assert asked_next(asked, [of_b]) == Profile("c", "h", (1, 2), 1, 10.0)
@@ -124,7 +124,31 @@ def test_a_group_is_profiled_on_its_widest_and_on_those_of_more_rows() -> None:
     assert asked_next(asked, [of_b, of_c, of_a]) == Predict("a")
     both = Knowledge(asked, [of_b, of_a]).profiles["g"]
     assert both.timings == (Timing(1, 1, 6.0), Timing(6, 4, 9.0), Timing(16, 1, 8.0))
-    assert both.saturated_rps == 100
+    assert (both.saturated_rps, both.disturbed) == (100, True)
+    assert of_b.beside(of_a).disturbed
+
+
+@pytest.mark.parametrize(("spent_s", "more"), [(80, True), (81, False)])
+def test_a_group_that_has_a_profile_gets_another_only_in_the_first_part_of_a_budget(spent_s: float, more: bool) -> None:
+    entrants = (Entrant("a", "g", 1.0, 1, 16), Entrant("b", "g", 1.0, 4, 6))
+    asked = Question(entrants, 0.99, 50, 200)
+    of_b = Profiled("g", (Timing(1, 1, 5.0),), seconds=spent_s, entrant="b")
+    assert asked_next(asked, [of_b]) == (Profile("a", "g", (1, 2, 4, 8, 16), 1, 10.0) if more else Predict("a"))
+
+
+@pytest.mark.parametrize(
+    "left_s", [52.5, 52.4]
+)  # twice 5 s for a start, 10 for the profile, 12.5 for a proof, twice 10 to check
+def test_where_a_server_failed_another_is_profiled_before_loads_only_if_a_proof_has_its_time(left_s: float) -> None:
+    entrants = (Entrant("a", "g", 1.0, 1, 8), Entrant("wide", "h", 1.0, 2, 8), Entrant("narrow", "h", 1.0, 1, 8))
+    asked = Question(entrants, 0.99, 50, 200)
+    of_a = Profiled("g", (Timing(1, 1, 5.0),), seconds=200 - left_s, start_s=START_S, entrant="a")
+    known = [of_a, Profiled("h", failure="did not start: out of memory", entrant="wide")]
+    narrow = Profile("narrow", "h", (1, 2, 4, 8), 1, 10.0)
+    steps = search(asked, known)
+    assert next(steps) == (narrow if left_s == 52.5 else Predict("a"))
+    if left_s == 52.4:  # where nothing can be proven of the others, it has what is left
+        assert steps.send(Predicted("a", 0.0)) == narrow
 
 
 def test_where_the_widest_cannot_be_profiled_the_narrowest_is_and_then_those_between() -> None:

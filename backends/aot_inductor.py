@@ -19,13 +19,13 @@ import json
 import math
 import re
 import zipfile
-import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.artifacts import ARCHIVE_FAULTS
 from backends.base import LoadFailed, ModelSpec, SpecMismatch, TensorSpec, agree
 from backends.required import check_required
 from backends.size_expressions import Function, condition, function
@@ -183,7 +183,7 @@ def compiled_for(path: Path) -> Compiled | None:
         return _read(sources, verified, guards)
     except (StopIteration, LookupError, ValueError, SyntaxError, TypeError, ArithmeticError):
         return None  # of another version
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, MemoryError):
+    except (*ARCHIVE_FAULTS, MemoryError):
         return None  # damaged
 
 

@@ -32,9 +32,9 @@ from backends.regular_file import absent
 from backends.required import REMEDY
 from backends.source import is_source
 
-# Seen without any library: NVIDIA's driver makes one for each GPU that this system (or container) may use.
 log = logging.getLogger(__name__)
 
+# Seen without any library: NVIDIA's driver makes one for each GPU that this system (or container) may use.
 _GPU_FILES: Final = re.compile(r"nvidia\d+")
 # Of GPUs that have no such file (WSL, AMD, Jetson): how many there are is then not known.
 _OTHER_GPU_FILES: Final = ("dxg", "kfd", "nvhost-gpu", "nvgpu")

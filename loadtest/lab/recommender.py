@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -19,6 +20,7 @@ from gateway.config import Batching, parse_config
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import Interrupted, LoadtestError
 from loadtest.lab.answers import compared, spread
+from loadtest.lab.finding import finding
 from loadtest.lab.generating import AnswersJob, GeneratorLost, LoadJob, ProfileJob
 from loadtest.lab.here import Here, Measure
 from loadtest.lab.launchers.launcher import Launcher, RunningCandidate, StartFailed, TakenAway, Unaffordable
@@ -52,19 +54,17 @@ from loadtest.search.events import (
     cut_off,
 )
 from loadtest.search.prediction import Lengths, predicted_rps
-from loadtest.verdict.blocks import suffice
 
-LOST_TARGET = ("refused", "reset")  # errors that mean that nobody is there
-GONE_S = 5.0  # after so long in which every request found nobody, nobody will come
-SATURATED_SHARE = 0.95  # of what closed-loop users are answered: open traffic has longer queues
-FAST_RPS = 4000.0  # from here on, what the load generator can offer is looked at
-WRAP_UP_S = 10.0  # after the budget's end a run is given up, and what it measured until then is kept
-REMOVAL_S = 60.0  # of a candidate that is paid for, until it costs no more
-HARD_END_S = 20.0  # and so much after it whatever still waits
-QUIET_SHARE = 0.1  # of the cores: less other work than that disturbs no profile
-AGAIN_SHARE = 0.2  # of the time that is left: so much a second profile may take
-QUIET_WAIT_S = 20.0  # at most, before what was disturbed is measured again
-MOST_TAKEN_BACK = 2  # times that a candidate is started again whose machine its platform took back
+_GONE_S: Final = 5.0  # after so long in which every request found nobody, nobody will come
+_SATURATED_SHARE: Final = 0.95  # of what closed-loop users are answered: open traffic has longer queues
+_FAST_RPS: Final = 4000.0  # from here on, what the load generator can offer is looked at
+WRAP_UP_S: Final = 10.0  # after the budget's end a run is given up, and what it measured until then is kept
+_REMOVAL_S: Final = 60.0  # of a candidate that is paid for, until it costs no more
+HARD_END_S: Final = 20.0  # and so much after it whatever still waits
+_QUIET_SHARE: Final = 0.1  # of the cores: less other work than that disturbs no profile
+_AGAIN_SHARE: Final = 0.2  # of the time that is left: so much a second profile may take
+_QUIET_WAIT_S: Final = 20.0  # at most, before what was disturbed is measured again
+MOST_TAKEN_BACK: Final = 2  # times that a candidate is started again whose machine its platform took back
 
 
 def question_of(spec: SearchSpec, *, paid: bool, parallel: int = 1, start_s: float = 0.0) -> Question:
@@ -169,7 +169,7 @@ class Lab:
         self._results.pop(experiment.entrant, None)  # of one that came to nothing after all
         if isinstance(experiment, Predict):
             rps, why = await asyncio.to_thread(self._predict, candidate)
-            ceiling_rps = await self._generating.limit_rps(self._spec.payload.protocol) if rps > FAST_RPS else None
+            ceiling_rps = await self._generating.limit_rps(self._spec.payload.protocol) if rps > _FAST_RPS else None
             rps = min(rps, ceiling_rps or math.inf)
             disturbed = not rps and self._profiles[candidate.group].disturbed
             return Predicted(experiment.entrant, rps, time.monotonic() - began_s, why, ceiling_rps, disturbed)
@@ -177,7 +177,7 @@ class Lab:
             end_s = min(left_s + HARD_END_S, self._payable_s())
             async with asyncio.timeout(end_s if math.isfinite(end_s) else None):
                 if self._disturbed:
-                    await self._quiet(min(QUIET_WAIT_S, left_s / 10))
+                    await self._quiet(min(_QUIET_WAIT_S, left_s / 10))
                 if isinstance(experiment, Agree):
                     event: Event = await self._agree(experiment, candidate)
                 else:
@@ -226,7 +226,7 @@ class Lab:
         purse = self._launcher.purse
         if purse.max_usd is None:
             return math.inf
-        return max(0.0, (purse.max_usd - self._earlier_usd - purse.usd) / dearest * 3600 - REMOVAL_S)
+        return max(0.0, (purse.max_usd - self._earlier_usd - purse.usd) / dearest * 3600 - _REMOVAL_S)
 
     async def _answer(self, experiment: Profile | Load, candidate: CandidateSetup, left_s: float) -> Profiled | Measured:
         start_s = time.monotonic()
@@ -253,7 +253,7 @@ class Lab:
         psutil.cpu_percent()
         while time.monotonic() < until_s:
             await asyncio.sleep(min(1.0, most_s))
-            if psutil.cpu_percent() < 100 * QUIET_SHARE:
+            if psutil.cpu_percent() < 100 * _QUIET_SHARE:
                 return
 
     async def close(self) -> None:
@@ -281,7 +281,7 @@ class Lab:
             lengths=self._lengths_of(candidate),
             seed=self._spec.seed,
         )
-        rps = min(rps, SATURATED_SHARE * (profiled.saturated_rps or math.inf))
+        rps = min(rps, _SATURATED_SHARE * (profiled.saturated_rps or math.inf))
         delay_ms = batching.max_delay_ms if batching.policy == "fixed" else 0.0
         alone_ms = profiled.timings[0].ms + profiled.overhead_ms + delay_ms
         if not rps and profiled.disturbed:
@@ -350,8 +350,8 @@ class Lab:
         began_s = time.monotonic()
         found, disturbed = await self._profile_once(experiment, running)
         took_s = time.monotonic() - began_s
-        if disturbed and took_s < AGAIN_SHARE * left_s:
-            await self._quiet(min(QUIET_WAIT_S, left_s / 10))
+        if disturbed and took_s < _AGAIN_SHARE * left_s:
+            await self._quiet(min(_QUIET_WAIT_S, left_s / 10))
             found, disturbed = await self._profile_once(experiment, running)
         return replace(found, disturbed=disturbed, entrant=experiment.entrant)
 
@@ -374,7 +374,7 @@ class Lab:
             raise
         except (ProfileFailed, LoadtestError) as exc:
             return Profiled(experiment.group, failure=running.failure() or f"no profile: {exc}"), False
-        found, disturbed = told.findings, (told.others or 0.0) > QUIET_SHARE
+        found, disturbed = told.findings, (told.others or 0.0) > _QUIET_SHARE
         return Profiled(experiment.group, found.timings, found.overhead_ms, saturated_rps=found.saturated_rps), disturbed
 
     async def _load(self, experiment: Load, candidate: CandidateSetup, running: RunningCandidate, left_s: float) -> Measured:
@@ -391,7 +391,7 @@ class Lab:
             nonlocal gone
             if self._on_progress is not None:
                 self._on_progress(experiment, progress)
-            if progress.gone_s >= GONE_S:
+            if progress.gone_s >= _GONE_S:
                 gone = f"the target went away: for {progress.gone_s:.0f} s every request found nobody"
             if gone or running.failure():
                 stop.set()
@@ -411,47 +411,22 @@ class Lab:
         finally:
             if alarm is not None:
                 alarm.cancel()
-        usage = running.usage()
         result, batches = loaded.result, loaded.batches
         self._results[experiment.entrant] = result
-        profiled = self._profiles.get(candidate.group, Profiled(candidate.group))
-        verdict = result.verdict or "undecided"
-        if verdict == "pass" and experiment.purpose == "peak" and not suffice(result.blocks, wanted):
-            verdict = "undecided"  # so short a run only held its rate: its intervals may be too narrow
-        return Measured(
-            entrant=experiment.entrant,
-            purpose=experiment.purpose,
-            rps=experiment.rps,
-            verdict=verdict,
-            blocks=tuple((block.requests, block.met) for block in result.blocks if not block.warmup and block.requests),
-            seconds=0.0,
-            valid=result.valid,
-            disturbed=result.machine is not None and result.machine.disturbed,
-            failure=running.failure() or gone or _lost(result),
-            p50_ms=result.latency.p50,
-            p95_ms=result.latency.p95,
-            p99_ms=result.latency.p99,
-            p99_low_ms=result.p99_interval_ms[0] or 0.0,
-            p99_high_ms=result.p99_interval_ms[1] or 0.0,
-            mean_ms=result.latency.mean,
-            goodput_rps=result.goodput_rps,
-            error_rate=result.error_rate,
-            errors=result.errors,
-            error_samples=result.error_samples,
-            overrun=max(each.overrun for each in result.objectives) if len(result.objectives) > 1 else None,
-            queue_ms=result.server.queue_ms if result.server else None,
-            compute_ms=result.server.compute_ms if result.server else None,
-            overhead_ms=result.server.overhead_ms if result.server else None,
+        slower = 1.0
+        if self._lengths_of(candidate) is None:  # else the server does not tell how long its batches were
+            timings = self._profiles.get(candidate.group, Profiled(candidate.group)).timings
+            slower = slowdown(timings, batches, candidate.sessions, result.warmup_s + result.window_s)
+        return finding(
+            experiment,
+            wanted,
+            result,
+            usage=running.usage(),
+            failure=running.failure() or gone,
             batch_rows={rows: count for rows, (count, _) in batches.by_rows.items()},
-            cpu_percent=usage.cpu_percent,
-            memory_percent=usage.memory_percent,
-            notes=result.reasons if not result.valid else result.warnings,
+            slowdown=slower,
             endpoint=running.name,
-            began_at=began_at if running.name else "",
-            # The server does not tell how long its batches were.
-            slowdown=1.0
-            if self._lengths_of(candidate) is not None
-            else slowdown(profiled.timings, batches, candidate.sessions, result.warmup_s + result.window_s),
+            began_at=began_at,
         )
 
     def _run_spec(self, running: RunningCandidate) -> LoadSpec:
@@ -491,10 +466,3 @@ def batching_of(candidate: CandidateSetup) -> Batching:
     if not candidate.document:
         return Batching()
     return parse_config(candidate.document, source=candidate.name).models[0].batching
-
-
-def _lost(result: RunResult) -> str:
-    gone = sum(result.errors.get(kind, 0) for kind in LOST_TARGET)
-    if result.requests and gone > result.requests / 2:
-        return f"the target went away: {gone} of {result.requests} requests found nobody"
-    return ""

@@ -213,15 +213,15 @@ class LastPart(Tensors):
 ONE_AS_TEXT: Final = b"1"
 
 # A parameter of `Session.run` beside the client's own: `time.monotonic_ns` after which nobody waits, for calls elsewhere.
-DEADLINE_NS = "gateway.deadline_ns"
+DEADLINE_NS: Final = "gateway.deadline_ns"
 
 # Likewise, where a request of the batch is traced: the span within which the session runs, as W3C Trace Context names it, so
 # that what the session calls, or its code notes, joins it. TRACESTATE is there only if a client has sent one.
-TRACEPARENT = "gateway.traceparent"
-TRACESTATE = "gateway.tracestate"
+TRACEPARENT: Final = "gateway.traceparent"
+TRACESTATE: Final = "gateway.tracestate"
 
 # Likewise, for a model of `requests_apart`: how many rows of the batch each of its requests has, in order, as "1,1,3".
-REQUEST_ROWS = "gateway.request_rows"
+REQUEST_ROWS: Final = "gateway.request_rows"
 
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})  # the default of an option that is a mapping
 

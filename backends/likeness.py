@@ -1,10 +1,11 @@
 """How near an artifact's outputs are to those of the module that it came from."""
 
 from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
 
-_NO_LESS = 1e-4  # than this an element of an output that is to be all 0 may be
+_NO_LESS: Final = 1e-4  # than this an element of an output that is to be all 0 may be
 
 
 class Likeness:

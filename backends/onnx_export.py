@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from backends.onnx_rounded import rounded
 if TYPE_CHECKING:
     from backends.module_to_build import ModuleToBuild
 
-TOLERANCE = 1e-4  # between the module and its fp32 export, element by element
-_LEAST_COSINE = {"fp16": 0.999, "int8": 0.9}  # between all that an output gives of the two as one vector, on random inputs
-_FURTHEST = {"fp16": 0.05, "int8": 0.5}  # the length of the difference of these in parts of it, as such a cosine has it
-_DRAWS = 4  # of random inputs for each shape: an unlikely one alone makes even a good int8 look bad
-_PROTOBUF_LIMIT_BYTES = 2 << 30
+TOLERANCE: Final = 1e-4  # between the module and its fp32 export, element by element
+# Between all that an output gives of the two as one vector, on random inputs.
+_LEAST_COSINE: Final = {"fp16": 0.999, "int8": 0.9}
+_FURTHEST: Final = {"fp16": 0.05, "int8": 0.5}  # the length of the difference of these in parts of it, as such a cosine has it
+_DRAWS: Final = 4  # of random inputs for each shape: an unlikely one alone makes even a good int8 look bad
+_PROTOBUF_LIMIT_BYTES: Final = 2 << 30
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from backends.discovery import Found
     from backends.onnxruntime_cuda import GraphRuns, PlainRuns
 
-_DATATYPES = {
+_DATATYPES: Final = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
     "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
     "tensor(int64)": "INT64", "tensor(float16)": "FP16", "tensor(float)": "FP32", "tensor(double)": "FP64",
@@ -36,17 +36,18 @@ _DATATYPES = {
 }  # fmt: skip  # bfloat16 is missing: ONNX Runtime's Python API has no numpy type for it
 # On the CPU its kernel takes 3.5 to 6 times what Add and LayerNormalization take, which it stands for, and minilm a tenth
 # longer with it (onnxruntime 1.32, widths of 64 to 4096, 2026-11-23). Answers differ by 1e-7 of 0.2.
-_SLOWER_FUSED = ["SkipLayerNormFusion"]
+_SLOWER_FUSED: Final = ["SkipLayerNormFusion"]
 # On the CPU it ends the process (SIGSEGV) where a MatMul of fp16 takes a Transpose and weights (onnxruntime 1.32).
-_FATAL_TO_FP16 = ["MatmulTransposeFusion"]
-_DYNAMIC = b"DynamicQuantize"  # of operators that take their scale from all that they are given: DynamicQuantizeLinear, ...LSTM
-_DEVICE_FAULTS = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN")
+_FATAL_TO_FP16: Final = ["MatmulTransposeFusion"]
+# Of operators that take their scale from all that they are given: DynamicQuantizeLinear, ...LSTM.
+_DYNAMIC: Final = b"DynamicQuantize"
+_DEVICE_FAULTS: Final = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN")
 # Of a message: its code, the file's name again, and a source's line with the function there, whose words begin in capitals.
-_OF_ITSELF = re.compile(
+_OF_ITSELF: Final = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .*? failed:|\S+\.(?:cc|h):\d+ (?:\w+ (?=[A-Z])|[^()]*\([^()]*\) )"
 )
-_NEWER = re.compile("IR version|[Oo]pset")
-_MEMORY_FAULTS = ("Failed to allocate memory", "bad allocation")
+_NEWER: Final = re.compile("IR version|[Oo]pset")
+_MEMORY_FAULTS: Final = ("Failed to allocate memory", "bad allocation")
 
 
 def load(

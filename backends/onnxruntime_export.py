@@ -7,7 +7,7 @@ biases it leaves apart where there are more than two dimensions.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from backends import onnx_export
 from backends.base import NO_OPTIONS, ModelSpec
@@ -15,7 +15,7 @@ from backends.base import NO_OPTIONS, ModelSpec
 if TYPE_CHECKING:
     import onnx_ir
 
-_SHAPE_IN_PART = 15  # the opset from which on Shape gives some of the sizes
+_SHAPE_IN_PART: Final = 15  # the opset from which on Shape gives some of the sizes
 
 
 def build(

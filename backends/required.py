@@ -1,10 +1,11 @@
 """Inputs that a file of a compiled or exported model takes in every request."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from backends.base import LoadFailed, TensorSpec
 
-REMEDY = "remove `optional: true`, or serve the module itself with kind: torch"
+REMEDY: Final = "remove `optional: true`, or serve the module itself with kind: torch"
 
 
 def check_required(model: str, inputs: Iterable[TensorSpec]) -> None:

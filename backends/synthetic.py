@@ -15,13 +15,14 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 
 from backends.base import NO_OPTIONS, Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 
-FAULTS = ("fail", "lose", "hang", "exit", "short")
+FAULTS: Final = ("fail", "lose", "hang", "exit", "short")
 
 
 def load(

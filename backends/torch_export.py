@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,13 +19,13 @@ from backends.torch import UNBOUNDED
 from backends.torch_choices import own_choices
 from backends.torch_guards import guards
 
-TOLERANCE = 1e-4  # between the module and its package, element by element
-_ROWS = 3  # of examples: not a length of theirs
-_WIDE = 4  # times an example size, as a table may be: PyTorch's own bounds are up to 2 times
-_SMALL = 9  # above the small sizes that are tried, each
-_LARGE = 2048  # the most that is tried of large ones, which take memory
-_MOST_NUMBERS = 1 << 22  # in the inputs of one that is tried
-_DRAWS = 3  # of numbers, for each beside ones: of these, what is read in a wrong place is as right
+TOLERANCE: Final = 1e-4  # between the module and its package, element by element
+_ROWS: Final = 3  # of examples: not a length of theirs
+_WIDE: Final = 4  # times an example size, as a table may be: PyTorch's own bounds are up to 2 times
+_SMALL: Final = 9  # above the small sizes that are tried, each
+_LARGE: Final = 2048  # the most that is tried of large ones, which take memory
+_MOST_NUMBERS: Final = 1 << 22  # in the inputs of one that is tried
+_DRAWS: Final = 3  # of numbers, for each beside ones: of these, what is read in a wrong place is as right
 
 
 def build(

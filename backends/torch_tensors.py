@@ -19,7 +19,7 @@ DATATYPES: Final = {  # by what PyTorch calls them
 }  # fmt: skip
 _GUARD: Final = "AssertionError: Guard failed: "  # of torch.export, as `x.size()[0] <= 8`
 _FRAMES: Final = "\nException raised from "  # behind what is raised in C++, each with an address
-_BF16 = np.dtype(ml_dtypes.bfloat16)
+_BF16: Final = np.dtype(ml_dtypes.bfloat16)
 
 
 def mapped(exc: Exception) -> BackendError:

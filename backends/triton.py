@@ -49,9 +49,9 @@ from gateway.errors import InvalidArgument
 from gateway.wire.tensors import numpy_dtype, tensor_from_bytes, tensor_to_bytes
 
 # What Triton answers, as INTERNAL, when a model's process or device is gone; another batch would meet the same.
-_DEAD = ("is not healthy", "CUDA error", "CUDA failure", "device-side assert")
+_DEAD: Final = ("is not healthy", "CUDA error", "CUDA failure", "device-side assert")
 # What it answers of a model that was unloaded, and when it ends; in a stream, without a code.
-_GONE = ("Request for unknown model: '{}'", "Server is stopping", "has stopped accepting")
+_GONE: Final = ("Request for unknown model: '{}'", "Server is stopping", "has stopped accepting")
 # As a model may say of a request, by its own `TritonError`; UNKNOWN and INTERNAL: it has failed.
 _REFUSALS: Final[dict[str, Refusal]] = {
     "INVALID_ARGUMENT": "invalid_argument",
@@ -62,24 +62,24 @@ _REFUSALS: Final[dict[str, Refusal]] = {
     "UNAVAILABLE": "backend_unreachable",
 }
 # Of the model, or of the server, which is asked then whether it has the model.
-_OF_EITHER = ("NOT_FOUND", "CANCELLED", "UNAVAILABLE", "UNKNOWN")
+_OF_EITHER: Final = ("NOT_FOUND", "CANCELLED", "UNAVAILABLE", "UNKNOWN")
 # What it answers to calls that do not fit the model, and a model of its own; in a stream without a code.
-_OF_CHANGED = ("INVALID_ARGUMENT", "UNIMPLEMENTED", "")
-_LOOKED_FOR_S = 2.0  # so long is believed what was read of the model
+_OF_CHANGED: Final = ("INVALID_ARGUMENT", "UNIMPLEMENTED", "")
+_LOOKED_FOR_S: Final = 2.0  # so long is believed what was read of the model
 # What it answers, as INTERNAL, where an output needs more than its part of the region.
-_TOO_LARGE = "shared memory size specified with the request for output '{}'"
+_TOO_LARGE: Final = "shared memory size specified with the request for output '{}'"
 # What only an answer of its own says: other codes may also be gRPC's, of a call that goes on there.
-_THROUGH = ("INVALID_ARGUMENT", "INTERNAL", "NOT_FOUND", "ALREADY_EXISTS", "UNIMPLEMENTED")
-_LEAST_PROBE_S = 0.05  # where the call has taken all of its time
+_THROUGH: Final = ("INVALID_ARGUMENT", "INTERNAL", "NOT_FOUND", "ALREADY_EXISTS", "UNIMPLEMENTED")
+_LEAST_PROBE_S: Final = 0.05  # where the call has taken all of its time
 # What gRPC itself says of a call for which there was no connection.
-_NOT_SENT = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
-_NOT_LET_IN = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+_NOT_SENT: Final = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
+_NOT_LET_IN: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 # Parameters that Triton would heed in addition to us. Source: Triton extension_parameters.md; its sequence_... are the model's.
-_RESERVED = {"priority", "timeout", DEADLINE_NS, TRACEPARENT, TRACESTATE}
+_RESERVED: Final = {"priority", "timeout", DEADLINE_NS, TRACEPARENT, TRACESTATE}
 # W3C Trace Context: Triton's own spans join the trace (--trace-config mode=opentelemetry).
-_TRACE = {TRACEPARENT: "traceparent", TRACESTATE: "tracestate"}
-_FINAL = "triton_final_response"
-_WANTS_FINAL = "triton_enable_empty_final_response"
+_TRACE: Final = {TRACEPARENT: "traceparent", TRACESTATE: "tracestate"}
+_FINAL: Final = "triton_final_response"
+_WANTS_FINAL: Final = "triton_enable_empty_final_response"
 
 log = logging.getLogger(__name__)
 

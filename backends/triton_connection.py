@@ -19,9 +19,9 @@ from backends.base import LoadFailed, ModelSpec, RunCancelled, SpecMismatch, Ten
 from backends.datatypes import NUMPY
 
 PROBE_TIMEOUT_S: Final = 5.0
-_LOAD_TIMEOUT_S = 120.0
-_STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
-_OPTIONS = [
+_LOAD_TIMEOUT_S: Final = 120.0
+_STREAM_INFER: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
+_OPTIONS: Final = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # else sessions of one url would share a connection

@@ -8,7 +8,9 @@
 Names are looked up when they are first used: `import gateway` alone loads nothing.
 """
 
-TYPE_CHECKING = False  # typing's own would have to be imported
+from typing import Final
+
+TYPE_CHECKING: Final = False  # typing's own would have to be imported
 if TYPE_CHECKING:
     from backends.base import TensorSpec
     from backends.parameters import Parameters
@@ -38,7 +40,7 @@ __all__ = (
     "run",
 )
 
-_HOMES = {
+_HOMES: Final = {
     "Config": "gateway.config",
     "ConfigError": "gateway.errors",
     "GatewayError": "gateway.errors",

@@ -16,7 +16,7 @@ from gateway.process.command_line import add_speech, ended, program, speech
 from gateway.process.console import set_up, words
 from loadtest.errors import EXIT_CODES, ExitCode, LoadtestError
 
-COMMANDS: Final = ("run", "recover", "recommend", "report", "compare", "selfcheck", "prices", "reap", "serve_jobs")
+_COMMANDS: Final = ("run", "recover", "recommend", "report", "compare", "selfcheck", "prices", "reap", "serve_jobs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         exit_codes=EXIT_CODES,
     )
     subparsers = root.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
+    for command in _COMMANDS:
         importlib.import_module(f"loadtest.commands.{command}").add_parser(subparsers)
     add_speech(root, quiet="only warnings and errors: no progress, and no summary of what was measured")
     return root

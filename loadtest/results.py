@@ -22,9 +22,9 @@ Metric = Literal["latency", "service"]
 
 SCHEMA: Final = "loadtest.run/1"
 
-_OBJECTIVE = re.compile(r"(?:(latency|service)\.)?p(\d+(?:\.\d+)?)\s*(?:<=?)\s*(\d+(?:\.\d+)?)\s*(us|ms|s)")
-_ERRORS = re.compile(r"errors\s*(?:<=?)\s*(\d+(?:\.\d+)?)\s*(%?)")
-_OBJECTIVE_KEY = re.compile(r"(?:(latency|service)_)?p(\d+(?:\.\d+)?)_ms")
+_OBJECTIVE: Final = re.compile(r"(?:(latency|service)\.)?p(\d+(?:\.\d+)?)\s*(?:<=?)\s*(\d+(?:\.\d+)?)\s*(us|ms|s)")
+_ERRORS: Final = re.compile(r"errors\s*(?:<=?)\s*(\d+(?:\.\d+)?)\s*(%?)")
+_OBJECTIVE_KEY: Final = re.compile(r"(?:(latency|service)_)?p(\d+(?:\.\d+)?)_ms")
 _TO_MS: Final = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 
 

@@ -10,13 +10,13 @@ not wait again for what it once took.
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from gateway.batching.batch import Batch
 
 K = TypeVar("K", bound=Hashable)
 
-QUANTUM_NS = 10_000_000
+QUANTUM_NS: Final = 10_000_000
 
 
 class WorkerShare(Generic[K]):

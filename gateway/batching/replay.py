@@ -7,7 +7,7 @@ with what the service model knew when a batch was closed, which nobody had to ke
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from gateway.batching.batch import Batch, Part
 from gateway.batching.checkpoint import request_like, thaw
@@ -16,14 +16,14 @@ from gateway.batching.recording import Event, RecordedBatcher, as_read
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FATES = ("answered", "waiting", "running", "cancelled", "failed", "handed over")
+FATES: Final = ("answered", "waiting", "running", "cancelled", "failed", "handed over")
 """What becomes of a request without an error of ours. Handed over: another backend has it."""
 
-_KEY = 8  # where the number of a shape key stands in an arrival: its own in each segment
-_UNMARKED = (1, None, 0, 0, "")  # rows, deadline, priority, shape key and own id of a request that is
-_CLOSED_VALUES = 8  # behind its reason
-_ENDED_VALUES = 4
-_DECISIONS = frozenset((Event.ADDED, Event.REFUSED, Event.STEPPED, Event.CLOSED))
+_KEY: Final = 8  # where the number of a shape key stands in an arrival: its own in each segment
+_UNMARKED: Final = (1, None, 0, 0, "")  # rows, deadline, priority, shape key and own id of a request that is
+_CLOSED_VALUES: Final = 8  # behind its reason
+_ENDED_VALUES: Final = 4
+_DECISIONS: Final = frozenset((Event.ADDED, Event.REFUSED, Event.STEPPED, Event.CLOSED))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

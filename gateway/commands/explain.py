@@ -14,7 +14,7 @@ from gateway.process.console import printable, printable_lines
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 
 _MOST_ROWS: Final = 9_999_999  # that a gateway is asked about
-_TIMEOUT_S = 10.0
+_TIMEOUT_S: Final = 10.0
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -18,14 +18,14 @@ import tarfile
 import time
 from collections.abc import Callable, Mapping
 from http.client import HTTPException, HTTPResponse
-from typing import Any
+from typing import Any, Final
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
-TRIES = 6  # a new role may take a minute to be known everywhere
-WAIT_S = 10.0
-TIMEOUT_S = 60.0
+TRIES: Final = 6  # a new role may take a minute to be known everywhere
+WAIT_S: Final = 10.0
+TIMEOUT_S: Final = 60.0
 
 
 def metadata(path: str, token: str) -> str:

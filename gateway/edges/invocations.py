@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from gateway.edges.rest_inference import (
     AskedModel,
@@ -26,7 +27,7 @@ from gateway.wire.exchange import JSON, Exchange
 from gateway.wire.http_errors import error_body
 from gateway.wire.tensors import Buffer
 
-_TOO_LATE = 503  # not 504: who calls containers tries these again
+_TOO_LATE: Final = 503  # not 504: who calls containers tries these again
 
 
 def refuse(exchange: Exchange, error: GatewayError) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -46,10 +47,10 @@ from gateway.errors import (
 )
 from gateway.types import InferRequest, InferResponse
 
-_HANDED_OVER = 32  # at once
-_TURN_NS = 4_000_000  # answers are encoded for so long in one turn of the loop, and the one that it is used up with
-_REST_NS = 1_000_000  # between two turns of copying what may be long
-_FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
+_HANDED_OVER: Final = 32  # at once
+_TURN_NS: Final = 4_000_000  # answers are encoded for so long in one turn of the loop, and the one that it is used up with
+_REST_NS: Final = 1_000_000  # between two turns of copying what may be long
+_FAULTS: Final = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Does again what a `RecordedRouter` has recorded: the same decisions, from what was seen of the lanes."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gateway.batching.checkpoint import ROUTING, request_like, thaw
 from gateway.batching.forecast import Forecast
@@ -10,7 +10,7 @@ from gateway.routing.policies import Candidate
 from gateway.routing.recording import RecordedRouter, RoutingEvent, SaidLane
 from gateway.routing.router import Copy
 
-_INPUTS = (RoutingEvent.SENT, RoutingEvent.RETURNED, RoutingEvent.WOKEN, RoutingEvent.LIVES)
+_INPUTS: Final = (RoutingEvent.SENT, RoutingEvent.RETURNED, RoutingEvent.WOKEN, RoutingEvent.LIVES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from gateway.batching.service_model import ServiceModel
 from gateway.why.causes import Diagnosis, batcher_like, missed
 from gateway.why.simulation import SimulatedEnds, has_stalled, left, pace_of, simulate
 
-_SECONDS_PER_HOUR = 3600
+_SECONDS_PER_HOUR: Final = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ then the tensors' bytes in that order, each in the v2 raw form. Nothing in a fra
 
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -14,7 +14,7 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import datatype_of
 from gateway.wire.tensors import Buffer, tensor_from_bytes, tensor_to_bytes
 
-_LENGTH = struct.Struct("<I")
+_LENGTH: Final = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, str, list[int], int]], dict[str, Any]])
 

@@ -12,8 +12,8 @@ from backends.datatypes import NUMPY
 from gateway.errors import InvalidArgument
 from gateway.turns import SLICE, pause
 
-_LENGTH = struct.Struct("<I")
-_BYTES = NUMPY["BYTES"]
+_LENGTH: Final = struct.Struct("<I")
+_BYTES: Final = NUMPY["BYTES"]
 _COPIED: Final = 4 << 10  # bytes: to copy them costs a tenth of what a view does
 _AT_ONCE: Final = 1 << 20  # bytes: to copy more holds the interpreter for milliseconds, mostly for memory that is new
 Buffer = bytes | bytearray | memoryview

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from loadtest.prices.catalogue import Catalogue
 
 
-BASES: Final[tuple["PriceBasis", ...]] = ("ec2", "spot", "sagemaker")
+_BASES: Final[tuple["PriceBasis", ...]] = ("ec2", "spot", "sagemaker")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -87,7 +87,7 @@ def _described(catalogue: "Catalogue", name: str, today: datetime.date) -> dict[
     """All that is known of a type. prices: null where none is."""
     instance = catalogue.instance(name)
     prices: dict[str, Any] = {}
-    for basis in BASES:
+    for basis in _BASES:
         try:
             price = catalogue.price(name, basis)
         except UsageError:
@@ -113,7 +113,7 @@ def _list(console: "Console", catalogue: "Catalogue", names: Sequence[str], toda
         instance = catalogue.instance(name)
         accelerator = instance.accelerator
         device = f"{accelerator.count:g} × {accelerator.name}" if accelerator else ""
-        cells = [_cell(catalogue, name, basis, today) for basis in BASES]
+        cells = [_cell(catalogue, name, basis, today) for basis in _BASES]
         table.add_row(name, str(instance.vcpu), f"{instance.memory_gib:g}", device, *cells)
     console.print(table)
 
@@ -144,7 +144,7 @@ def _show(console: "Console", catalogue: "Catalogue", name: str, today: datetime
         "source",
         title=f"{bare}: {instance.vcpu} vCPU, {instance.memory_gib:g} GiB, {instance.architecture}",
     )
-    for basis in BASES:
+    for basis in _BASES:
         try:
             price = catalogue.price(bare, basis)
         except UsageError:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from loadtest.reports.recommendation import Recommendation
     from loadtest.search.events import Question
 
-JOURNAL: Final = "journal.jsonl"
+_JOURNAL: Final = "journal.jsonl"
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
     spec, catalogue = _read(arguments, shown)
     reads = (("SPEC", arguments.spec), ("--instances", arguments.instances), *spec.reads)
     models = (("candidates", path) for path in named(spec))
-    ours = (("--out", folder / name) for name in (JOURNAL, *FILES.values()))
+    ours = (("--out", folder / name) for name in (_JOURNAL, *FILES.values()))
     printed = check_outputs(arguments, "json", "openmetrics", reads=(*reads, *models), writes=ours)
     console = results(hidden=arguments.quiet or printed)
     launcher = launcher_of(spec, catalogue, shown)
@@ -202,9 +202,9 @@ async def _search(
     from loadtest.reports.display import Display
     from loadtest.wording import counted, differences
 
-    journal = Journal(folder / JOURNAL, question, fresh=arguments.fresh, resume=arguments.resume)
+    journal = Journal(folder / _JOURNAL, question, fresh=arguments.fresh, resume=arguments.resume)
     if journal.events:
-        console.print(f"resuming after {counted(len(journal.events), 'step')} found in {folder / JOURNAL}")
+        console.print(f"resuming after {counted(len(journal.events), 'step')} found in {folder / _JOURNAL}")
     if arguments.resume:
         question = extended(question, journal.events)
         launcher.purse.max_usd = question.max_usd

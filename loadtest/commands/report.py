@@ -10,7 +10,7 @@ from loadtest.commands.outputs import check_outputs, write
 from loadtest.errors import UsageError
 from loadtest.reports.forms import FORMATS
 
-OPENMETRICS: Final = "openmetrics"
+_OPENMETRICS: Final = "openmetrics"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="report.json of `recommend`, or what `run --json` wrote")
     parser.add_argument(
-        "--format", choices=(*FORMATS, OPENMETRICS), default="text", help="default text; of a run not md, csv and junit"
+        "--format", choices=(*FORMATS, _OPENMETRICS), default="text", help="default text; of a run not md, csv and junit"
     )
     parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
     parser.add_argument("--out", type=Path, metavar="PATH", help="write there instead of to standard output")
@@ -49,7 +49,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         text = _render_run(arguments.file, arguments.format)
     else:
         found = read(arguments.file)
-        if arguments.format == OPENMETRICS:
+        if arguments.format == _OPENMETRICS:
             from loadtest.reports import openmetrics
 
             folder = arguments.file.absolute().parent
@@ -99,7 +99,7 @@ def _render_run(path: Path, form: str) -> str:
         return page(result)
     if form == "json":
         return to_json(result) + "\n"
-    if form == OPENMETRICS:
+    if form == _OPENMETRICS:
         return openmetrics.render([openmetrics.named(result)])
     if form != "text":
         raise UsageError(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from loadtest.load.request_log import RequestLog
     from loadtest.measuring.progress import Progress
 
-DEFAULT_USERS: Final = 10  # as wrk's connections: where nothing says how much to send
+_DEFAULT_USERS: Final = 10  # as wrk's connections: where nothing says how much to send
 _OPTIONS: Final = {"payloads": "payload"}  # where a field's is another name
 _NO_COLUMNS: Final = ("errors", "latency_counts")  # of a block: no single values
 
@@ -90,7 +90,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         dest="rate_rps",
         metavar="RPS",
-        help=f"mean offered requests/s; without it (and --pattern) {DEFAULT_USERS} users who each wait for their answer",
+        help=f"mean offered requests/s; without it (and --pattern) {_DEFAULT_USERS} users who each wait for their answer",
     )
     parser.add_argument("--duration", type=float, dest="duration_s", metavar="S", help="default 30, or as long as a trace")
     parser.add_argument("--slo", metavar="TEXT", help='such as "p99<50ms,errors<0.1%%"')
@@ -152,7 +152,7 @@ def _asked(args: argparse.Namespace) -> LoadSpec:
     if "protocol" not in told and spec.target.partition("://")[0].lower() in ("grpc", "grpcs"):
         spec = replace(spec, protocol="grpc")
     if "pattern" not in given and "rate_rps" not in given and spec.pattern == "poisson" and not spec.rate_rps:
-        spec = replace(spec, pattern=f"users:count={DEFAULT_USERS}")
+        spec = replace(spec, pattern=f"users:count={_DEFAULT_USERS}")
     check_used(spec, given, until_decided=args.until_decided)
     if "duration_s" not in told and (length_s := trace_length_s(spec.pattern)):
         spec = replace(spec, duration_s=length_s)
@@ -257,10 +257,10 @@ async def _measure(
         scheme = "grpc" if spec.protocol == "grpc" else "http"
         keys.check_plain(spec.target if "://" in spec.target else f"{scheme}://{spec.target}")
     shown = meanwhile(args).is_terminal
-    if spec.pattern == f"users:count={DEFAULT_USERS}" and not args.pattern:
+    if spec.pattern == f"users:count={_DEFAULT_USERS}" and not args.pattern:
         Address.of(spec)  # what is wrong is told first, and alone
         words.info(
-            "no --rate: %d users send as fast as each is answered; to offer a load of your own, add --rate RPS", DEFAULT_USERS
+            "no --rate: %d users send as fast as each is answered; to offer a load of your own, add --rate RPS", _DEFAULT_USERS
         )
 
     def show(progress: "Progress") -> None:

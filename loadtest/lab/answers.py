@@ -30,7 +30,7 @@ from loadtest.search.events import INCOMPARABLE, UNREACHED
 from loadtest.verdict.agreement import LEAST_INPUTS, agreement, described, difference, of_all
 
 MOST_INPUTS: Final = 500  # of a larger payload, evenly spread: more tell the 1st percentile hardly better
-AT_ONCE: Final = 4  # so that batches form, as they will
+_AT_ONCE: Final = 4  # so that batches form, as they will
 _PAUSE_S: Final = 0.05  # before a server that is busy, or hung up, is asked again; doubles up to
 _LONGEST_PAUSE_S: Final = 0.4
 _HANG_UPS: Final = 6  # in a row: then nobody is there
@@ -107,8 +107,8 @@ def answers_of(
                     stop.set()  # the others need not go on
                     raise
 
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="answers") as pool:
-        for done in [pool.submit(work) for _ in range(min(AT_ONCE, len(requests)))]:
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="answers") as pool:
+        for done in [pool.submit(work) for _ in range(min(_AT_ONCE, len(requests)))]:
             done.result()
     answered = sum(answer is not None for answer in answers)
     if refusals and answered < LEAST_INPUTS:

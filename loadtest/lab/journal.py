@@ -26,7 +26,7 @@ KINDS: Final[dict[str, type[Entry]]] = {
     "taken back": TakenBack,
     "paid": Paid,
 }
-CHANGED: Final = "candidates, prices, SLO, payload or model changed"
+_CHANGED: Final = "candidates, prices, SLO, payload or model changed"
 KEPT: Final = "what is there is kept, and the same command goes on from it, without --fresh"
 FINISHED: Final = b'{"finished":true}\n'
 NAMES: Final = {kind: name for name, kind in KINDS.items()}
@@ -66,7 +66,7 @@ class Journal:
         if lines and lines[-1] == FINISHED:
             lines = lines[:-1] if resume else []
         if lines and lines[0] != head:
-            raise UsageError(f"{path}: belongs to another question ({CHANGED}): --fresh starts anew")
+            raise UsageError(f"{path}: belongs to another question ({_CHANGED}): --fresh starts anew")
         if resume and len(lines) < 2:
             raise UsageError(_nothing_to_resume(path))
         events = tuple(_read(line, path, number) for number, line in enumerate(lines[1:], start=2))

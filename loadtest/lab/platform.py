@@ -5,6 +5,7 @@ what the platform itself measured.
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 from gateway.documents.whole_file import write_whole
 from loadtest.lab.launchers.aws.latencies import Window
@@ -15,7 +16,7 @@ from loadtest.question.spec_file import SageMakerLauncher
 from loadtest.results import LoadSpec
 from loadtest.search.standing import SearchOutcome
 
-_REQUESTS = "requests.jsonl"
+_REQUESTS: Final = "requests.jsonl"
 
 
 def with_requests(spec: SearchSpec, folder: Path) -> SearchSpec:

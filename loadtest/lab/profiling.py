@@ -14,6 +14,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Final
 
 from loadtest.results import LoadSpec, RunResult
 from loadtest.search.events import Timing
@@ -21,17 +22,17 @@ from loadtest.search.prediction import ProfiledService
 from loadtest.search.strategy import powers_up_to
 from loadtest.wording import failures
 
-LEAST_SECONDS = 0.3  # of one visit
-PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many limits
-TIMEOUT = "timeout"  # the error of a request that got no answer
+_LEAST_VISIT_S: Final = 0.3  # of one visit
+_PATIENCE_LIMITS: Final = 5  # a visit without an answer is repeated once, for so many limits
+_TIMEOUT: Final = "timeout"  # the error of a request that got no answer
 # Errors of requests that took too long, or may have, as the server or we see it.
-TOO_LATE = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", TIMEOUT}
-TRAFFIC_VISITS = 4  # as long as so many visits, with open traffic
-TRAFFIC_SHARE = 0.8  # of what full batches on all sessions would carry, and of what saturation did
-SATURATION_VISITS = 4  # as long as so many visits, with users for full batches on all sessions
-MOST_SHED = 0.05  # of those users' requests: refused users try again at once, and that keeps the server busy
-MUCH_SLOWER = 1.5  # one visit than the other: it was disturbed
-P90_SIGMAS = 1.2816  # of a normal distribution, above its median
+_TOO_LATE: Final = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", _TIMEOUT}
+_TRAFFIC_VISITS: Final = 4  # as long as so many visits, with open traffic
+_TRAFFIC_SHARE: Final = 0.8  # of what full batches on all sessions would carry, and of what saturation did
+_SATURATION_VISITS: Final = 4  # as long as so many visits, with users for full batches on all sessions
+_MOST_SHED: Final = 0.05  # of those users' requests: refused users try again at once, and that keeps the server busy
+_MUCH_SLOWER: Final = 1.5  # one visit than the other: it was disturbed
+_P90_SIGMAS: Final = 1.2816  # of a normal distribution, above its median
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ async def profile(
     wait for batches as the server does; else that wait is overhead. Raises: ProfileFailed.
     """
     concurrencies = powers_up_to(sessions)
-    slice_s = max(LEAST_SECONDS, seconds / (len(rows) * len(concurrencies) * 2 + 1 + SATURATION_VISITS + TRAFFIC_VISITS))
+    slice_s = max(_LEAST_VISIT_S, seconds / (len(rows) * len(concurrencies) * 2 + 1 + _SATURATION_VISITS + _TRAFFIC_VISITS))
     samples: dict[tuple[int, int], list[tuple[int, float, float, float]]] = {}
     refused = ""  # what the last visit without a success was answered; "": nothing
 
@@ -121,7 +122,7 @@ async def profile(
         A server that ran no batch of n, as it joined requests of several users, has told nothing of n.
         """
         nonlocal refused
-        for duration_s in (slice_s, max(3 * slice_s, PATIENCE_LIMITS * limit_ms / 1e3)):
+        for duration_s in (slice_s, max(3 * slice_s, _PATIENCE_LIMITS * limit_ms / 1e3)):
             before = await look()
             wanted = replace(
                 base, lengths=lengths, rows=str(n), pattern=f"users:count={k}", duration_s=duration_s, warmup_s=0.0, slo=None
@@ -129,8 +130,8 @@ async def profile(
             result = await measure(wanted)
             if result.succeeded:
                 break
-            refused = failures(result.errors, result.error_samples) if set(result.errors) - {TIMEOUT} else ""
-            if set(result.errors) - TOO_LATE:
+            refused = failures(result.errors, result.error_samples) if set(result.errors) - {_TIMEOUT} else ""
+            if set(result.errors) - _TOO_LATE:
                 raise ProfileFailed(refused)
         else:
             return math.inf
@@ -140,12 +141,12 @@ async def profile(
         model_ms = executed.mean_ms(n)
         if executed.by_rows and model_ms is None:
             return client_ms
-        spread = math.log(max(1.0, result.service.p90 / result.service.p50)) / P90_SIGMAS if result.service.p50 else 0.0
+        spread = math.log(max(1.0, result.service.p90 / result.service.p50)) / _P90_SIGMAS if result.service.p50 else 0.0
         samples.setdefault((n, k), []).append((result.succeeded, model_ms or client_ms, spread, client_ms))
         return model_ms or client_ms
 
     if await visit(rows[0], 1) == math.inf:
-        late = f"one request alone is not answered within {PATIENCE_LIMITS} times the limit of {limit_ms:g} ms"
+        late = f"one request alone is not answered within {_PATIENCE_LIMITS} times the limit of {limit_ms:g} ms"
         raise ProfileFailed(refused or late)
     samples.clear()  # that was the warm-up
     slower = dict.fromkeys(concurrencies, 1.0)  # than one alone, as far as it is known
@@ -160,7 +161,7 @@ async def profile(
     for n, k in list(reversed(samples)):
         await visit(n, k)
     for (n, k), points in list(samples.items()):
-        if max(point[1] for point in points) > MUCH_SLOWER * min(point[1] for point in points):
+        if max(point[1] for point in points) > _MUCH_SLOWER * min(point[1] for point in points):
             await visit(n, k)
     if (rows[0], 1) not in samples:
         raise ProfileFailed("requests that were answered at first were so no longer" + f": {refused}" * bool(refused))
@@ -169,13 +170,13 @@ async def profile(
     saturated_rps = 0.0
     users = max(1, sessions * rows[-1] // int(base.rows))
     while users:
-        crowd = await measure(replace(base, pattern=f"users:count={users}", duration_s=SATURATION_VISITS * slice_s, slo=None))
+        crowd = await measure(replace(base, pattern=f"users:count={users}", duration_s=_SATURATION_VISITS * slice_s, slo=None))
         saturated_rps = max(saturated_rps, crowd.succeeded_rps)
-        users = users // 2 if crowd.error_rate > MOST_SHED else 0
-    traffic_s = TRAFFIC_VISITS * slice_s
+        users = users // 2 if crowd.error_rate > _MOST_SHED else 0
+    traffic_s = _TRAFFIC_VISITS * slice_s
     widest = max(timing.concurrency for timing in timings)
     rows_per_ms = max(sessions * timing.rows / timing.ms for timing in timings if timing.concurrency == widest)
-    rate_rps = TRAFFIC_SHARE * min(rows_per_ms * 1e3 / int(base.rows), saturated_rps or math.inf)
+    rate_rps = _TRAFFIC_SHARE * min(rows_per_ms * 1e3 / int(base.rows), saturated_rps or math.inf)
     before = await look()
     await measure(replace(base, lengths=lengths, rate_rps=rate_rps, duration_s=traffic_s, warmup_s=0.0, slo=None))
     slower_now = slowdown(timings, (await look()).since(before), sessions, traffic_s)

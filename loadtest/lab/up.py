@@ -17,7 +17,7 @@ from loadtest.question.candidates import CandidateSetup
 from loadtest.search.events import UNAFFORDABLE
 from loadtest.wording import usd
 
-LEAST_PAID_S: Final = 60.0  # the rest of the money must pay for so long beyond a usual start
+_LEAST_PAID_S: Final = 60.0  # the rest of the money must pay for so long beyond a usual start
 
 
 class UpCandidates:
@@ -100,7 +100,7 @@ class UpCandidates:
         if not self._launcher.paid:
             return
         purse = self._launcher.purse
-        wanted_s = self._launcher.start_s + LEAST_PAID_S
+        wanted_s = self._launcher.start_s + _LEAST_PAID_S
         per_hour = candidate.usd_per_hour + self._launcher.beside_usd_per_hour
         also = candidate.usd_per_hour if purse.runs(GENERATOR) else per_hour  # the purse counts what runs
         if purse.left_s(besides_usd=self._spent_usd, also_usd_per_hour=also) < wanted_s:

@@ -45,7 +45,7 @@ _PIECES_A_PERIOD: Final = 200
 # Streams of randomness: one per dimension, so that changing one leaves the others as they were.
 _ARRIVALS, _PAYLOADS, _THINKING = range(3)
 
-STATIONARY: Final = frozenset({"constant", "poisson", "burst", "users"})
+_STATIONARY: Final = frozenset({"constant", "poisson", "burst", "users"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Phase:
     @property
     def stationary_open(self) -> bool:
         """Whether it is an open loop whose statistics do not change by design."""
-        return self.kind in STATIONARY - {"users"}
+        return self.kind in _STATIONARY - {"users"}
 
     @property
     def has_rate(self) -> bool:
@@ -130,7 +130,7 @@ def _open_loop(phases: Sequence[Phase], intended_ns: np.ndarray) -> Schedule:
         intended_ns,
         int(ends_s[-1] * 1e9),
         tuple((start_s, end_s, phase.kind) for start_s, end_s, phase in zip([0.0, *ends_s], ends_s, phases, strict=False)),
-        stationary=len(phases) == 1 and phases[0].kind in STATIONARY,
+        stationary=len(phases) == 1 and phases[0].kind in _STATIONARY,
     )
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _ASK_TIMEOUT_S: Final = 5.0
 _MAX_ANSWER_BYTES: Final = 16 << 20
 REFUSED: Final = (401, 403, 429)
-REFUSED_BY_GRPC: Final = {16: 401, 7: 403}  # UNAUTHENTICATED, PERMISSION_DENIED; what is exhausted may be something else
+_REFUSED_BY_GRPC: Final = {16: 401, 7: 403}  # UNAUTHENTICATED, PERMISSION_DENIED; what is exhausted may be something else
 _CLOSED: Final = (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionResetError)
 _SCHEMES: Final = {"http": (False, 80), "https": (True, 443), "grpc": (False, 8001), "grpcs": (True, 443)}
 SENT_AS_THEY_ARE: Final = "!$%&'()*+,/:;=?@[]~"  # of a path and its query, by curl and requests too
@@ -288,7 +288,7 @@ def _ask_grpc(address: Address, spec: LoadSpec, method: str, **fields: str) -> d
             request = getattr(service_pb2, f"{method}Request")(**fields)
             answer = getattr(stub, method)(request, timeout=_ASK_TIMEOUT_S, metadata=address.call_metadata(spec))
         except grpc.RpcError as exc:
-            if status := REFUSED_BY_GRPC.get(exc.code().value[0]):
+            if status := _REFUSED_BY_GRPC.get(exc.code().value[0]):
                 raise TargetError(f"{where}: {address.shown.refusal(status, exc.details() or '')}") from exc
             # A gateway tells by HTTP/1 that it speaks TLS.
             unlike = not address.tls and any(word in str(exc.details()) for word in ("closed", "http1.x"))

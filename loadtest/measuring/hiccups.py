@@ -34,22 +34,23 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Final
 
-_PERIOD_S = 0.01  # twice that while nothing happens
-_MOST_COST = 0.02  # of a core, for the meter itself: where there are very many processes it looks less often
-_WAKE_NS = 8_000_000  # how often a core is asked for, if two cores are watched; more cores, less often each
-_LATE_NS = 1_000_000
-_TRIES = 3  # for one sample
-_MOST_CORES = 16
-_MOST_THREADS = 500
-_MOST_BEGUN = 1000  # processes and threads between two samples: then all are listed
-_TURNS = 10
-_STILL_NS = 20_000  # no more than that between two looks is standing still
-_STILL_LOOKS = 100
-_LONGEST_S = 0.05
-_LIST_EVERY_S = 0.5  # who began without being noticed by his number, new threads
-_STEAL_EVERY_S = 0.05
-_HOT_NS = 50_000  # of CPU time in one period: then it has a name
+_PERIOD_S: Final = 0.01  # twice that while nothing happens
+_MOST_COST: Final = 0.02  # of a core, for the meter itself: where there are very many processes it looks less often
+_WAKE_NS: Final = 8_000_000  # how often a core is asked for, if two cores are watched; more cores, less often each
+_LATE_NS: Final = 1_000_000
+_TRIES: Final = 3  # for one sample
+_MOST_CORES: Final = 16
+_MOST_THREADS: Final = 500
+_MOST_BEGUN: Final = 1000  # processes and threads between two samples: then all are listed
+_TURNS: Final = 10
+_STILL_NS: Final = 20_000  # no more than that between two looks is standing still
+_STILL_LOOKS: Final = 100
+_LONGEST_S: Final = 0.05
+_LIST_EVERY_S: Final = 0.5  # who began without being noticed by his number, new threads
+_STEAL_EVERY_S: Final = 0.05
+_HOT_NS: Final = 50_000  # of CPU time in one period: then it has a name
 
 CANDIDATE, GENERATOR, METER, OTHER = range(4)
 

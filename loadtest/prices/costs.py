@@ -4,8 +4,9 @@ max_rps is always the largest offered, sustained open-loop rate at which the SLO
 """
 
 import math
+from typing import Final
 
-HOURS_PER_MONTH = 730.0  # AWS's own convention (8760 / 12)
+HOURS_PER_MONTH: Final = 730.0  # AWS's own convention (8760 / 12)
 
 
 def cost_per_inference(usd_per_hour: float, invocations_per_minute: float) -> float:

@@ -11,16 +11,17 @@ No solver does it: HiGHS, in scipy, writes to standard output, where a report ma
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from loadtest.prices.costs import autoscaling_invocations_per_minute, replicas_for
 from loadtest.wording import rate
 
-HEADROOM = 0.7  # of max_rps: what the loss of an instance or a burst may take before the SLO breaks
-EQUAL = 1e-9  # rates and prices that differ by no larger share are the same: floating point
-NARROW = 100  # partial fleets at a time in a first search: what it finds keeps the next one short
-WIDE = 5000  # in that, which is exact where no more may be the cheapest
+HEADROOM: Final = 0.7  # of max_rps: what the loss of an instance or a burst may take before the SLO breaks
+_EQUAL: Final = 1e-9  # rates and prices that differ by no larger share are the same: floating point
+_NARROW: Final = 100  # partial fleets at a time in a first search: what it finds keeps the next one short
+_WIDE: Final = 5000  # in that, which is exact where no more may be the cheapest
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def _useful(options: Sequence[FleetOption]) -> list[FleetOption]:
     for option in sorted(options, key=lambda each: (each.usd_per_hour, -each.max_rps)):
         for other in kept:
             pooled = bool(option.pool) and other.pool == option.pool
-            count = int(option.usd_per_hour / other.usd_per_hour * (1 + EQUAL)) if other.max_count is None else int(pooled)
+            count = int(option.usd_per_hour / other.usd_per_hour * (1 + _EQUAL)) if other.max_count is None else int(pooled)
             if count * other.max_rps >= option.max_rps:
                 break
         else:
@@ -122,7 +123,7 @@ class _Kinds:
             most=np.minimum(alone, cap),
             pool=np.array([numbers[option.pool or option.name] for option in options]),
             cap=cap,
-            needed_rps=target_rps * (1 - EQUAL),
+            needed_rps=target_rps * (1 - _EQUAL),
         )
 
     def most_rps(self) -> float:
@@ -139,7 +140,7 @@ class _Kinds:
         # Pool by pool, the dearest first.
         least = {pool: min(per_rps[self.pool == pool]) for pool in set(self.pool.tolist())}
         order = sorted(range(len(per_rps)), key=lambda kind: (-least[self.pool[kind]], self.pool[kind], -per_rps[kind]))
-        for width in (NARROW, WIDE):
+        for width in (_NARROW, _WIDE):
             best = self._grown(order, best, width)
         return best
 
@@ -185,7 +186,7 @@ class _Kinds:
 
     def _enough(self, best: np.ndarray) -> float:
         """What is cheaper than the best costs less than this."""
-        return float(best @ self.usd) * (1 - EQUAL)
+        return float(best @ self.usd) * (1 - _EQUAL)
 
     def _undominated(self, fleets: np.ndarray, kind: int) -> np.ndarray:
         """Without those beside which another carries as much for no more, with as many of the kind's pool."""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,13 +18,13 @@ from gateway.instances.facts import BUNDLED, Price, PriceBasis
 from loadtest.errors import LoadtestError, UsageError
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "serving-gateway" / "prices.json"
-LIFETIME: dict[PriceBasis, datetime.timedelta] = {
+CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "serving-gateway" / "prices.json"
+_LIFETIME: dict[PriceBasis, datetime.timedelta] = {
     "ec2": datetime.timedelta(hours=24),
     "sagemaker": datetime.timedelta(hours=24),
     "spot": datetime.timedelta(minutes=5),
 }
-PRICING_REGIONS = ("us-east-1", "eu-central-1", "ap-south-1")  # the only ones the pricing API answers in
+_PRICING_REGIONS: Final = ("us-east-1", "eu-central-1", "ap-south-1")  # the only ones the pricing API answers in
 
 
 class NoPrice(LoadtestError):
@@ -46,10 +46,10 @@ class LivePrice:
     fetched: datetime.datetime
 
     def fresh(self, now: datetime.datetime) -> bool:
-        return now - self.fetched < LIFETIME[self.basis]
+        return now - self.fetched < _LIFETIME[self.basis]
 
 
-_CACHED = TypeAdapter(list[LivePrice])
+_CACHED: Final = TypeAdapter(list[LivePrice])
 
 
 def read_cache(path: Path, now: datetime.datetime) -> list[LivePrice]:
@@ -165,7 +165,7 @@ def fetch(instance_types: Iterable[str], region: str, now: datetime.datetime) ->
     missing: list[str] = []
     try:
         pricing = boto3.client(
-            "pricing", region_name=region if region in PRICING_REGIONS else PRICING_REGIONS[0], config=bounded
+            "pricing", region_name=region if region in _PRICING_REGIONS else _PRICING_REGIONS[0], config=bounded
         )
         ec2 = boto3.client("ec2", region_name=region, config=bounded)
         for name in instance_types:

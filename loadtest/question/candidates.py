@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from backends.check import checked
 from backends.mistakes import Wanted
@@ -25,9 +25,9 @@ from loadtest.results import LoadSpec, SloSpec
 from loadtest.search.events import Entrant
 from loadtest.wording import counted
 
-BATCHING_SETTINGS = ("max_rows", "policy", "max_delay_ms")
-_NO_PART = ("name", "sessions", "usd_per_hour")  # keys of a backend that change nothing of what a batch takes
-ARCHITECTURES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+_BATCHING_SETTINGS: Final = ("max_rows", "policy", "max_delay_ms")
+_NO_PART: Final = ("name", "sessions", "usd_per_hour")  # keys of a backend that change nothing of what a batch takes
+ARCHITECTURES: Final = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +253,8 @@ class Expansion:
         return launcher.stands_for[bare]
 
     def _candidate(self, instance: _PricedInstance, backend: dict[str, Any], settings: dict[str, Any]) -> CandidateSetup:
-        batching = {key: value for key, value in settings.items() if key in BATCHING_SETTINGS}
-        own = {key: value for key, value in settings.items() if key not in BATCHING_SETTINGS}
+        batching = {key: value for key, value in settings.items() if key in _BATCHING_SETTINGS}
+        own = {key: value for key, value in settings.items() if key not in _BATCHING_SETTINGS}
         document: dict[str, Any] = {"server": self.doors} if self.doors else {}
         document |= {
             "models": [
@@ -333,7 +333,7 @@ class Expansion:
 def _called(instance_type: str, backend: str, settings: Mapping[str, Any], cpus: tuple[int, ...]) -> tuple[str, str]:
     """The name and the group of a candidate that a gateway serves."""
     told = ", ".join(f"{key} {value}" for key, value in settings.items())
-    computing = {key: value for key, value in settings.items() if key not in ("sessions", *BATCHING_SETTINGS)}
+    computing = {key: value for key, value in settings.items() if key not in ("sessions", *_BATCHING_SETTINGS)}
     name = " ".join(filter(None, (instance_type, backend, f"({told})" if told else "")))
     return name, f"{instance_type} {backend} {computing} {cpus}"
 

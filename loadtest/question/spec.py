@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from zipfile import is_zipfile
 
 from gateway.config import config_of, located, parse_config
@@ -42,11 +42,11 @@ from loadtest.search.events import EXPECTED
 from loadtest.search.standing import Name, Sentence
 from loadtest.verdict.agreement import LEAST_INPUTS, compare_of
 
-MIN_AGREEMENT = 0.999  # of a cosine: a model in bf16 keeps 0.9999 and more, one quantised to int8 may have 0.94
-UNSURE = "no candidate is known to compute in full precision: answers are compared with those of the first, "
-_LENGTH = PayloadSpec.model_fields["length"].default
-_ANY_SLO = SloSpec.parse("p99<1s")
-_AGREEMENT = re.compile(r"agreement\s*>=?\s*(\d+(?:\.\d+)?)")
+MIN_AGREEMENT: Final = 0.999  # of a cosine: a model in bf16 keeps 0.9999 and more, one quantised to int8 may have 0.94
+UNSURE: Final = "no candidate is known to compute in full precision: answers are compared with those of the first, "
+_LENGTH: Final = PayloadSpec.model_fields["length"].default
+_ANY_SLO: Final = SloSpec.parse("p99<1s")
+_AGREEMENT: Final = re.compile(r"agreement\s*>=?\s*(\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)

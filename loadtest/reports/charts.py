@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
+from typing import Final
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 60, 30, 34, 46  # LEFT: at least; more where the numbers at the axis need it
-TITLE = 20  # pixels that the title of the y axis takes
+_TITLE: Final = 20  # pixels that the title of the y axis takes
 LETTER, DIGIT = 6.4, 7.7  # pixels, of a usual letter and of the widest font's digits
-LEAST_GAP = 12.0  # pixels between two labels at line ends
-_PARTS = ("queue", "compute", "overhead")  # of a request's time
+_LEAST_GAP: Final = 12.0  # pixels between two labels at line ends
+_PARTS: Final = ("queue", "compute", "overhead")  # of a request's time
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def draw(chart: Chart) -> str:
     bounds = [bound for point in points for bound in (point.low, point.high) if bound is not None]
     y = _Scale(chart.y, [point.y for point in points] + bounds + [line.y for line in chart.lines], HEIGHT - BOTTOM, TOP)
     longest = max((len(_number(tick)) for tick in y.ticks), default=0)
-    left = max(LEFT, TITLE + DIGIT * longest + 8)
+    left = max(LEFT, _TITLE + DIGIT * longest + 8)
     x = _Scale(chart.x, [point.x for point in points], left, WIDTH - RIGHT)
     label = f"{y.told} by {x.told}"
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
@@ -286,7 +287,7 @@ def _names(series: Sequence[Series], x: _Scale, y: _Scale) -> list[str]:
     before: dict[int, float] = {}  # column of pixels -> the lowest label there
     for at_y, at_x, colour, name in ends:
         column = round(at_x / 24)
-        at_y = max(at_y, before.get(column, -math.inf) + LEAST_GAP)
+        at_y = max(at_y, before.get(column, -math.inf) + _LEAST_GAP)
         before[column] = at_y
         parts.append(f'<text class="end c{colour}" x="{at_x:.1f}" y="{at_y:.1f}">{escape(name)}</text>')
     return parts

@@ -43,8 +43,8 @@ from loadtest.search.ranking import rank
 from loadtest.search.standing import Name, SearchOutcome, Sentence, Standing, agreement_text, listed, misses
 from loadtest.wording import clock, differences, letters, percent, rate
 
-CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
-SPARE_SHARE = 0.05  # of the budget: what is left over without a word
+_CURVE_POINTS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
+_SPARE_SHARE: Final = 0.05  # of the budget: what is left over without a word
 
 
 def build(
@@ -359,7 +359,7 @@ def _in_letters(sentence: Sentence, letter_of: Mapping[str, str]) -> str:
 def ended_early(question: Question, outcome: SearchOutcome) -> list[Sentence]:
     """Why the search left some of its budget, in a sentence; none if it did not, or hardly."""
     left_s = question.seconds - outcome.seconds
-    if left_s < max(LEAST_SECONDS, SPARE_SHARE * question.seconds):
+    if left_s < max(LEAST_SECONDS, _SPARE_SHARE * question.seconds):
         return []
     ended = f"the search ended {clock(left_s)} (minutes:seconds) before its budget"
     if outcome.lacking:
@@ -386,7 +386,7 @@ def _short(question: Question, claimed: Sequence[Standing]) -> str:
 def _fleets(options: list[FleetOption], headroom: float) -> tuple[FleetAtRate, ...]:
     found = []
     best = max((option.max_rps for option in options), default=0.0)
-    for times in CURVE_POINTS if options else ():
+    for times in _CURVE_POINTS if options else ():
         rps = float(f"{times * best:.2g}")
         try:
             fleet = cheapest_fleet(options, rps, headroom=headroom)

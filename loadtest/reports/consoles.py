@@ -8,15 +8,15 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Final, TextIO
 
 import rich.console
 from rich.segment import Segment
 
 from gateway.process.console import printable_lines, words
 
-WIDTH = 100  # columns where there is no terminal
-_UNBROKEN = 10_000  # columns
+WIDTH: Final = 100  # columns where there is no terminal
+_UNBROKEN: Final = 10_000  # columns
 
 
 class Console(rich.console.Console):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LONGEST_NAME: Final = 34  # in a terminal; of a longer one the end is shown, where its settings are
 ERASE: Final = "\r\x1b[2K"
-VERDICTS: Final = {"pass": ("kept", "green"), "fail": ("missed", "red"), "undecided": ("undecided", "yellow")}
+_VERDICTS: Final = {"pass": ("kept", "green"), "fail": ("missed", "red"), "undecided": ("undecided", "yellow")}
 
 
 class Display:
@@ -112,8 +112,8 @@ class Display:
             if not event.valid:
                 return offered, f"not counted: {'; '.join(event.notes)}", "yellow"
             if event.unanswered:
-                return f"{offered}{event.unanswered}  ", *VERDICTS[event.verdict]
+                return f"{offered}{event.unanswered}  ", *_VERDICTS[event.verdict]
             within = f", {attained(event.attainment)} in the SLO  " if event.attainment is not None else "  "
-            return f"{offered}p99 {ms(event.p99_ms)} of {self._question.limit_ms:g}{within}", *VERDICTS[event.verdict]
+            return f"{offered}p99 {ms(event.p99_ms)} of {self._question.limit_ms:g}{within}", *_VERDICTS[event.verdict]
         alone = [timing for timing in event.timings if timing.concurrency == 1]
         return f"{', '.join(f'{t.rows}: {figures(t.ms)}' for t in alone)} ms by rows", "", ""

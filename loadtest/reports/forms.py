@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("text", "html", "md", "csv", "junit", "json")
 METRICS: Final = ("CostPerInference", "MaxInvocations", "ModelLatency", "CpuUtilization", "MemoryUtilization")
-NARROW: Final = ("", "candidate", "SLO kept at/s", "USD/million")  # headings in a terminal of fewer than 90 columns
-WIDE: Final = ("USD/h", "missed at/s", "p99 ms", "agreement")  # and in a wider one
-STYLES: Final = {"good": "green", "open": "yellow", "bad": "red"}
+_NARROW: Final = ("", "candidate", "SLO kept at/s", "USD/million")  # headings in a terminal of fewer than 90 columns
+_WIDE: Final = ("USD/h", "missed at/s", "p99 ms", "agreement")  # and in a wider one
+_STYLES: Final = {"good": "green", "open": "yellow", "bad": "red"}
 _CASES: Final = "loadtest.candidates"  # CI knows cases again by it: no module's path
 FILES: Final = {
     "json": "report.json",
@@ -106,7 +106,7 @@ def show(found: "Recommendation", console: "Console") -> None:
     signal = SIGNALS[found.state]
     console.print(Text(question(found), style="bold"))
     console.print()
-    console.print(Text.assemble((signal.word, f"bold {STYLES[signal.style]}"), ": ", (headline(found), "bold"), "."))
+    console.print(Text.assemble((signal.word, f"bold {_STYLES[signal.style]}"), ": ", (headline(found), "bold"), "."))
     if found.command:
         console.print(Text(f"  {found.command}"), soft_wrap=True)  # to be copied
     told = Table.grid(padding=(0, 2), pad_edge=True)
@@ -140,7 +140,7 @@ def _show_tables(found: "Recommendation", console: "Console") -> None:
     from loadtest.reports import tables
 
     main = tables.candidates(found)
-    kept = NARROW if console.width < 90 else NARROW + WIDE
+    kept = _NARROW if console.width < 90 else _NARROW + _WIDE
     _show_table([column for column in main if column.heading in kept], console, found.leaders)
     if any(cell.startswith("(") for column in main for cell in column.cells):
         console.print("(in brackets: kept the SLO while it was measured, not proven)", style="dim")

@@ -15,7 +15,7 @@ from loadtest.search.events import NOT_STARTED, UNREACHED
 from loadtest.search.standing import agreement_text
 from loadtest.wording import chance, clock, minutes, ms, percent, rate, slo_in_words, usd
 
-SURE: Final = 0.9  # probability from which the cheapest is called so without more ado
+_SURE: Final = 0.9  # probability from which the cheapest is called so without more ado
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _standing(found: Recommendation) -> str:
         return "is as cheap as any, within what was measured"
     if found.hoped_fleet is not None:
         return "is the cheapest that was proven"
-    sure = (found.probability_cheapest or 0.0) >= SURE and not _unreached(found)
+    sure = (found.probability_cheapest or 0.0) >= _SURE and not _unreached(found)
     return "is the cheapest" if sure else "is the cheapest that was found"
 
 

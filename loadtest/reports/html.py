@@ -21,10 +21,10 @@ from loadtest.search.standing import agreement_text
 from loadtest.wording import attained, counted, ms, percent, rate, slo_in_words, usd
 
 Card = tuple[str, str, Markup]
-OFFERED: Final = Axis("offered requests per second", zero=False)
-COST: Final = Axis("USD per million requests", zero=False)
-ROOM: Final = 3  # break-even points that are looked for among so many pairs of neighbours
-STEPS: Final = 200  # of the stairs of one candidate's fleet: more are not seen
+_OFFERED: Final = Axis("offered requests per second", zero=False)
+_COST: Final = Axis("USD per million requests", zero=False)
+_ROOM: Final = 3  # break-even points that are looked for among so many pairs of neighbours
+_STEPS: Final = 200  # of the stairs of one candidate's fleet: more are not seen
 
 
 def render(found: Recommendation) -> str:
@@ -120,7 +120,7 @@ def _latency_card(found: Recommendation, candidate: CandidateReport, colour: int
     if with_interval:
         told.append("The band is the 95 % interval of the p99.")
     told.append(f"{cliff_told(candidate)}." if cliff else "No cliff was seen.")
-    chart = Chart(OFFERED, Axis("latency, ms", log=True), series, _limits(found), spans=spans)
+    chart = Chart(_OFFERED, Axis("latency, ms", log=True), series, _limits(found), spans=spans)
     return f"{candidate.letter}: latency against rate", " ".join(told), Markup(draw(chart))
 
 
@@ -128,7 +128,7 @@ def _all_latencies(found: Recommendation, shown: Sequence[CandidateReport], colo
     if len(shown) < 2:
         return "", "", Markup()
     series = [Series(colours[c.name], [_mark(c, point, point.p99_ms) for point in c.curve], name=c.letter) for c in shown]
-    chart = Chart(OFFERED, Axis("p99 latency, ms", log=True), series, _limits(found))
+    chart = Chart(_OFFERED, Axis("p99 latency, ms", log=True), series, _limits(found))
     return (
         "p99 of every candidate against rate",
         "Filled: the SLO passed. Hollow: it failed, or was left open.",
@@ -158,7 +158,7 @@ def _cost_by_latency(found: Recommendation, shown: Sequence[CandidateReport], co
         ]
         series.append(Series(colours[c.name], points, joined=False, name=c.letter))
     front = [Point(point.value, point.usd_per_million) for point in found.pareto_p99]
-    chart = Chart(Axis("p99 latency, ms", zero=False), COST, series, front=front)
+    chart = Chart(Axis("p99 latency, ms", zero=False), _COST, series, front=front)
     text = "Every rate at which the SLO was kept." + _front_told(front, "quicker")
     return "Cost against latency", text, Markup(draw(chart))
 
@@ -173,7 +173,7 @@ def _cost_by_agreement(found: Recommendation, shown: Sequence[CandidateReport], 
     if len({point.x for one in series for point in one.points}) < 2:
         return "", "", Markup()
     front = [Point(point.value, point.usd_per_million) for point in found.pareto_agreement]
-    chart = Chart(Axis("agreement with the reference", zero=False), COST, series, front=front)
+    chart = Chart(Axis("agreement with the reference", zero=False), _COST, series, front=front)
     text = "Each candidate at the rate that is claimed of it." + _front_told(front, "closer to the reference")
     return "Cost against agreement", text, Markup(draw(chart))
 
@@ -191,12 +191,12 @@ def _demand(found: Recommendation, shown: Sequence[CandidateReport], colours: di
     series = []
     for c in priced:
         most = min(high, _most_rps(c, peaks[c.name]))
-        steps = [n * peaks[c.name] for n in range(1, math.floor(most / peaks[c.name]) + 1)][:STEPS]
+        steps = [n * peaks[c.name] for n in range(1, math.floor(most / peaks[c.name]) + 1)][:_STEPS]
         rates = [low, *(at for at in steps if at > low), most]
         points = [Point(at, _monthly(c, at, peaks[c.name])) for at in sorted(set(rates))]
         series.append(Series(colours[c.name], points, marks=False, stairs=True, name=c.letter))
     rings = []
-    for one, other in pairwise(priced[: ROOM + 1]):
+    for one, other in pairwise(priced[: _ROOM + 1]):
         most = min(high, *(_most_rps(c, peaks[c.name]) for c in (one, other)))
         at = break_even_rps(one.price.usd_per_hour, peaks[one.name], other.price.usd_per_hour, peaks[other.name], most)
         if at is not None:

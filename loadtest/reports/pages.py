@@ -2,11 +2,12 @@
 
 from functools import cache
 from importlib.resources import files
+from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-PALETTE = 8  # colours in the style sheet; further series share the last
+PALETTE: Final = 8  # colours in the style sheet; further series share the last
 
 
 def render(template: str, **context: object) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Final
 
 from markupsafe import Markup
 
@@ -14,20 +15,24 @@ from loadtest.results import Block, RunResult
 from loadtest.wording import attained, counted, figures, ms, percent, rate, slo_in_words
 
 P50, P99, GOOD = 0, 1, 2  # colours
-SIGNALS = {
+SIGNALS: Final = {
     "pass": ("SLO PASS", "good", "The SLO is kept"),
     "fail": ("SLO FAIL", "bad", "The SLO is missed"),
     "undecided": ("SLO UNDECIDED", "open", "The run is too short to tell whether the SLO is kept"),
     None: ("MEASURED", "good", "No SLO was asked for"),
 }
-INVALID = ("INVALID", "bad", "What was asked was not offered: the figures say nothing about the server")
-DISTURBED = ("INVALID", "bad", "Other work on this machine may have decided it: the figures say nothing about the server")
+INVALID: Final = ("INVALID", "bad", "What was asked was not offered: the figures say nothing about the server")
+_DISTURBED: Final = (
+    "INVALID",
+    "bad",
+    "Other work on this machine may have decided it: the figures say nothing about the server",
+)
 
 
 def render(result: RunResult) -> str:
     """The whole page."""
     spec = result.spec
-    word, kind, headline = SIGNALS[result.verdict] if result.valid else DISTURBED if result.disturbed else INVALID
+    word, kind, headline = SIGNALS[result.verdict] if result.valid else _DISTURBED if result.disturbed else INVALID
     return pages.render(
         "run.html",
         title=f"How does {spec.model or spec.target} answer {_load(result)}?",

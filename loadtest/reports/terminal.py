@@ -1,6 +1,7 @@
 """The summary of a run that a person reads."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -9,10 +10,10 @@ from rich.table import Table
 from loadtest.load.patterns import is_closed
 from loadtest.results import Interval, ObjectiveResult, RunResult
 
-_SHORT_OF_TIME = 0.7  # of a core: a process that sends and needs more is near its own limit
-_LEAST_LAG_MS = 0.1  # what a wake-up takes on a quiet machine
-_UNBOUNDED = 10_000  # columns
-_COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow"}
+_SHORT_OF_TIME: Final = 0.7  # of a core: a process that sends and needs more is near its own limit
+_LEAST_LAG_MS: Final = 0.1  # what a wake-up takes on a quiet machine
+_UNBOUNDED: Final = 10_000  # columns
+_COLOURS: Final = {"pass": "green", "fail": "red", "undecided": "yellow"}
 
 
 def print_run(result: RunResult, console: Console) -> None:

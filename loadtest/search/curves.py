@@ -17,9 +17,9 @@ from loadtest.search.events import Measured
 from loadtest.verdict.decision import CONFIDENCE
 from loadtest.verdict.statistics import batch_means
 
-CURVE: Final = ("round", "peak", "overload", "floor")  # a recovery run tells what came before it
-JUMP: Final = 1.5  # times the p99 is a jump …
-STEEP: Final = 3.0  # … where it also grows by this power of the rate: a queue that fills does not, half to nine tenths busy
+_CURVE: Final = ("round", "peak", "overload", "floor")  # a recovery run tells what came before it
+_JUMP: Final = 1.5  # times the p99 is a jump …
+_STEEP: Final = 3.0  # … where it also grows by this power of the rate: a queue that fills does not, half to nine tenths busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class FrontPoint:
 
 def curve(runs: Iterable[Measured]) -> tuple[CurvePoint, ...]:
     """Valid runs, rate ascending. A rate measured again counts by its last run."""
-    last = {run.rps: run for run in runs if run.purpose in CURVE and run.valid and not run.failure and run.requests}
+    last = {run.rps: run for run in runs if run.purpose in _CURVE and run.valid and not run.failure and run.requests}
     return tuple(_point(run) for _, run in sorted(last.items()) if run.p99_ms > 0)
 
 
@@ -77,10 +77,10 @@ def cliff(points: Sequence[CurvePoint]) -> Cliff | None:
 
     logs = np.log([point.p99_ms for point in points])
     fitted = np.exp(isotonic_regression(logs, weights=[point.requests for point in points]).x)
-    found, highest = None, JUMP
+    found, highest = None, _JUMP
     for (one, low_ms), (other, high_ms) in pairwise(zip(points, fitted.tolist(), strict=True)):
         grown = high_ms / low_ms
-        if grown >= highest and math.log(grown) >= STEEP * math.log(other.offered_rps / one.offered_rps):
+        if grown >= highest and math.log(grown) >= _STEEP * math.log(other.offered_rps / one.offered_rps):
             found, highest = Cliff(one.offered_rps, other.offered_rps, low_ms, high_ms), grown
     return found
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 from loadtest.prices.costs import cost_per_million, fleet_usd_per_hour, replicas_for
 from loadtest.prices.fleet import HEADROOM, Fleet, FleetOption, NoFleet, cheapest_fleet
@@ -12,15 +12,15 @@ from loadtest.wording import counted, failures
 
 Purpose = Literal["round", "peak", "overload", "recovery", "floor"]
 
-SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
-TOO_FEW = 1e6  # times its price a fleet costs that cannot be had: dearer than any other, and still in order
-EXPECTED = "the expected answers"  # the reference, where the requests bring them along
-NOT_STARTED = "did not start"  # how failures begin of what was never up
-UNREACHED = "the budget did not reach it"  # how it ends why nothing is known of who was left out for time or money
-UNAFFORDABLE = "its start could exceed --max-usd"  # how it begins why the money did not pay for a start
-CUT_OFF = "did not answer before the"  # how failures begin of what the end of time or money cut off
-INCOMPARABLE = "cannot be compared"  # how failures begin that are of the answers, and so of all that compute the same
-NO_REFERENCE = f"{INCOMPARABLE}: the reference"  # and those that tell of the reference alone
+SEARCHING: Final = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
+_TOO_FEW: Final = 1e6  # times its price a fleet costs that cannot be had: dearer than any other, and still in order
+EXPECTED: Final = "the expected answers"  # the reference, where the requests bring them along
+NOT_STARTED: Final = "did not start"  # how failures begin of what was never up
+UNREACHED: Final = "the budget did not reach it"  # how it ends why nothing is known of who was left out for time or money
+UNAFFORDABLE: Final = "its start could exceed --max-usd"  # how it begins why the money did not pay for a start
+CUT_OFF: Final = "did not answer before the"  # how failures begin of what the end of time or money cut off
+INCOMPARABLE: Final = "cannot be compared"  # how failures begin that are of the answers, and so of all that compute the same
+NO_REFERENCE: Final = f"{INCOMPARABLE}: the reference"  # and those that tell of the reference alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Question:
     def usd(self, entrant: Entrant, max_rps: float) -> float:
         """What it costs: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.
 
-        A fleet that needs more instances than can be had costs TOO_FEW times its price.
+        A fleet that needs more instances than can be had costs _TOO_FEW times its price.
         """
         if max_rps <= 0:
             return math.inf
@@ -82,7 +82,7 @@ class Question:
             return cost_per_million(entrant.usd_per_hour, max_rps)
         fleet = fleet_usd_per_hour(entrant.usd_per_hour, self.target_rps, max_rps, self.headroom)
         fleet = float(f"{fleet:.12g}")  # 3 of 0.1 cost as much as one of 0.3
-        return fleet if self.suffices(entrant, max_rps) else TOO_FEW * fleet
+        return fleet if self.suffices(entrant, max_rps) else _TOO_FEW * fleet
 
     def cost(self, entrant: Entrant, max_rps: float) -> float:
         """What is minimised. Fleets come in whole instances, so that many cost the same: the cost per million, a millionth as

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from loadtest.search.budget import AGREE_MOST, PROFILE_MOST, agree_seconds, decisive_seconds, verify_seconds
 from loadtest.search.events import (
@@ -29,9 +30,9 @@ from loadtest.search.events import (
 )
 from loadtest.search.standing import Standing, misses
 
-UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
-CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
-MOST_INVALID = 3  # runs in a row; then the others come first
+_UNPROVEN: Final = 0.8  # what a rate that only held in the sample counts for beside a proven one
+_CHEAPER: Final = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
+MOST_INVALID: Final = 3  # runs in a row; then the others come first
 
 
 class Knowledge:
@@ -213,7 +214,7 @@ class Knowledge:
         beside one, what only held in the sample wins if it is much cheaper.
         """
         claimed = [standing for standing in self.contenders if standing.claimed_rps]
-        held = UNPROVEN if self.claims(claimed) else 1.0
+        held = _UNPROVEN if self.claims(claimed) else 1.0
         return sorted(claimed, key=lambda each: self.question.cost(each.entrant, each.peak_rps or held * each.held_rps))
 
     def lacks_profile(self, standing: Standing) -> bool:
@@ -251,7 +252,7 @@ class Knowledge:
     def leading_rps(self, standing: Standing, shortlist: Sequence[Standing]) -> float:
         """The rate from which it is cheaper than the cheapest claim; 0, if there is none."""
         claims = self.claims(shortlist)
-        return CHEAPER * self._rate_at_cost(standing.entrant, self.claimed_cost(claims[0])) if claims else 0.0
+        return _CHEAPER * self._rate_at_cost(standing.entrant, self.claimed_cost(claims[0])) if claims else 0.0
 
     def _rate_at_cost(self, entrant: Entrant, cost: float) -> float:
         """The least rate at which the entrant costs no more: fleets cost in steps, so it is searched for."""

@@ -6,6 +6,7 @@ may prove a rate.
 """
 
 import math
+from typing import Final
 
 from loadtest.prices.fleet import Fleet
 from loadtest.search.budget import LEAST_SECONDS, scout_seconds
@@ -13,20 +14,21 @@ from loadtest.search.events import Load, Purpose
 from loadtest.search.knowledge import Knowledge
 from loadtest.search.standing import Standing
 
-SHORTLIST = 5  # candidates that see real load
-KEEP_ABOVE = 0.85  # of the best per dollar, as predicted: the prediction is good to 15 %
-FINALISTS = 2
-LOAD_FACTOR = 0.9  # of the prediction, in the first short run of each
-SURE = 0.8  # of an estimated peak: the first rate to prove. It is raised then, where there is time
-PROOF = 3.0  # times the shortest trial that can pass: it takes so long to show a rate near the peak in 9 of 10 runs
-TWO = 1.5 * PROOF  # times that: with less there is one trial, as long as can be
-PATIENT = 0.5  # of the time left, for a trial that raises the cheapest claim
-STEP = 1.1  # from a rate that passes to the next to try above, while nothing fails; and down, while nothing passes
-PRECISION = 1.04  # highest failing over highest passing rate at which a peak is known well enough
-MOST_TRIALS = 10  # per candidate
-MOST_VAIN = 4  # that prove nothing, ever further down; then the next candidate is tried
-EASIER = 0.8  # of a rate that the load generator did not keep up with twice
-HURRIED = 0.6  # of a decisive trial's time: so long one is tried while no rate is proven; it shows what holds, and proves none
+SHORTLIST: Final = 5  # candidates that see real load
+KEEP_ABOVE: Final = 0.85  # of the best per dollar, as predicted: the prediction is good to 15 %
+FINALISTS: Final = 2
+_LOAD_FACTOR: Final = 0.9  # of the prediction, in the first short run of each
+SURE: Final = 0.8  # of an estimated peak: the first rate to prove. It is raised then, where there is time
+PROOF: Final = 3.0  # times the shortest trial that can pass: it takes so long to show a rate near the peak in 9 of 10 runs
+TWO: Final = 1.5 * PROOF  # times that: with less there is one trial, as long as can be
+_PATIENT: Final = 0.5  # of the time left, for a trial that raises the cheapest claim
+STEP: Final = 1.1  # from a rate that passes to the next to try above, while nothing fails; and down, while nothing passes
+PRECISION: Final = 1.04  # highest failing over highest passing rate at which a peak is known well enough
+_MOST_TRIALS: Final = 10  # per candidate
+MOST_VAIN: Final = 4  # that prove nothing, ever further down; then the next candidate is tried
+_EASIER: Final = 0.8  # of a rate that the load generator did not keep up with twice
+# Of a decisive trial's time: so long one is tried while no rate is proven. It shows what holds, and proves none.
+_HURRIED: Final = 0.6
 
 
 def next_load(known: Knowledge) -> Load | None:
@@ -55,7 +57,7 @@ def first_loads(known: Knowledge) -> list[Load]:
     for standing in _shortlist(known)[: known.question.parallel]:
         asked = known.start_seconds(standing) + seconds
         if not standing.runs and known.affords(asked, standing.entrant, besides_usd_per_hour=per_hour):
-            rps = LOAD_FACTOR * standing.estimated_rps
+            rps = _LOAD_FACTOR * standing.estimated_rps
             purpose: Purpose = "peak" if seconds >= known.decisive_seconds(rps) else "round"
             if load := load_of(known, standing, rps, seconds, purpose):
                 found.append(load)
@@ -94,7 +96,7 @@ def _again(known: Knowledge, shortlist: list[Standing]) -> Load | None:
     for standing in shortlist:
         if invalid := standing.invalid_runs:
             last = invalid[-1]
-            rps = last.rps if len(invalid) == 1 or last.disturbed else EASIER * last.rps
+            rps = last.rps if len(invalid) == 1 or last.disturbed else _EASIER * last.rps
             if last.purpose == "round":
                 return load_of(known, standing, rps, scout_seconds(known.question), "round")
             return _trial(known, standing, rps)
@@ -105,7 +107,7 @@ def _scout(known: Knowledge, shortlist: list[Standing]) -> Load | None:
     """A short run each: how much slower batches are under load than by the profile corrects the prediction."""
     for standing in shortlist if len(shortlist) > 1 else ():
         # To prove one rate comes first.
-        rps, seconds = LOAD_FACTOR * standing.estimated_rps, scout_seconds(known.question)
+        rps, seconds = _LOAD_FACTOR * standing.estimated_rps, scout_seconds(known.question)
         decisive_s = known.decisive_seconds(rps)
         spare_s = known.left_seconds() - known.start_s - (1 if standing is shortlist[0] else 2) * decisive_s
         if not standing.runs and spare_s > seconds + known.start_seconds(standing):
@@ -150,10 +152,10 @@ def _outdone(standing: Standing, shortlist: list[Standing]) -> bool:
 def _raise(known: Knowledge, shortlist: list[Standing]) -> Load | None:
     """What the cheapest claims comes near its estimated peak."""
     leader = next((standing for standing in shortlist if standing.peak_rps), None)
-    if leader is None or leader.tries >= MOST_TRIALS:
+    if leader is None or leader.tries >= _MOST_TRIALS:
         return None
     rps = math.sqrt(leader.peak_rps * min(leader.estimated_rps, leader.missed_rps))
-    share = 1.0 if _hurried(known, leader, rps) else PATIENT
+    share = 1.0 if _hurried(known, leader, rps) else _PATIENT
     if leader.failing_rps and leader.failing_rps <= rps:
         again = _trial(known, leader, leader.failing_rps, share=share)
         if again is not None and again.seconds > leader.lasted_s(leader.failing_rps):  # it may only have lacked time
@@ -170,7 +172,7 @@ def _challenge(known: Knowledge, shortlist: list[Standing], *, likely: bool = Fa
     """
     claims = known.claims(shortlist)
     for standing in shortlist if claims else ():
-        if standing is claims[0] or standing.tries >= MOST_TRIALS:
+        if standing is claims[0] or standing.tries >= _MOST_TRIALS:
             continue
         rps, reach_rps = known.leading_rps(standing, claims), standing.likely_rps if likely else standing.estimated_rps
         if standing.peak_rps < rps <= reach_rps and rps < (standing.failing_rps or math.inf):
@@ -248,7 +250,7 @@ def hoped_fleet(known: Knowledge) -> tuple[Fleet, dict[str, float]] | None:
 
 def hoped_rps(known: Knowledge, standing: Standing) -> float:
     """What may yet be proven of it: as estimated, below what failed; no more than is, where it was tried often enough."""
-    if known.is_unmeasurable(standing) or standing.tries >= (MOST_TRIALS if standing.peak_rps else MOST_VAIN):
+    if known.is_unmeasurable(standing) or standing.tries >= (_MOST_TRIALS if standing.peak_rps else MOST_VAIN):
         return standing.peak_rps
     return max(standing.peak_rps, min(standing.estimated_rps, (standing.failing_rps or math.inf) / PRECISION))
 
@@ -257,7 +259,7 @@ def _refine(known: Knowledge, shortlist: list[Standing], count: int) -> Load | N
     """Closer brackets of so many that claim the cheapest."""
     for standing in known.claims(shortlist)[:count]:
         passing, failing = standing.peak_rps, standing.failing_rps
-        if standing.tries >= MOST_TRIALS or passing >= standing.ceiling_rps:
+        if standing.tries >= _MOST_TRIALS or passing >= standing.ceiling_rps:
             continue
         if failing is None:
             above_rps = standing.estimated_rps if passing < standing.estimated_rps / PRECISION else passing * STEP
@@ -281,6 +283,6 @@ def _trial(known: Knowledge, standing: Standing, rps: float, *, share: float = 0
     rps = min(rps, standing.ceiling_rps)
     decisive_s, reserved_s = known.decisive_seconds(rps), known.reserved_seconds()
     left_s = known.left_seconds() - known.start_seconds(standing) - reserved_s
-    if left_s < decisive_s * (1 if reserved_s else HURRIED) and any(s.evidence for s in known.contenders):
+    if left_s < decisive_s * (1 if reserved_s else _HURRIED) and any(s.evidence for s in known.contenders):
         return None
     return load_of(known, standing, rps, max(decisive_s, min(PROOF * decisive_s, left_s / 2), share * left_s), "peak")

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -17,10 +18,11 @@ from loadtest.results import SloSpec
 from loadtest.search.events import Timing
 from loadtest.search.simulator import Simulated, simulate
 
-REQUESTS = 3000  # of one simulated run; the first fifth is warm-up. With PRECISION: under a second of CPU per prediction
-PRECISION = 1.04
-_LENGTH_STREAM = 7  # of randomness, beside those of arrivals and noise
-TYPICAL = 0.1  # of the mean length: what is so near to it is typical
+# Of one simulated run; the first fifth is warm-up. With _BISECTED_TO: under a second of CPU per prediction.
+REQUESTS: Final = 3000
+_BISECTED_TO: Final = 1.04
+_LENGTH_STREAM: Final = 7  # of randomness, beside those of arrivals and noise
+_TYPICAL: Final = 0.1  # of the mean length: what is so near to it is typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Lengths:
         """The sizes that are padded to what is nearest to the mean of all; those that a profile is taken of."""
         mean = sum(map(self.padded, self.sizes)) / len(self.sizes)
         nearest = min(abs(self.padded(size) - mean) for size in self.sizes)
-        return tuple(size for size in self.sizes if abs(self.padded(size) - mean) <= max(nearest, TYPICAL * mean))
+        return tuple(size for size in self.sizes if abs(self.padded(size) - mean) <= max(nearest, _TYPICAL * mean))
 
     def drawn(self, seed: int) -> Callable[[int], Tensors]:
         """By its index, the inputs of a request that is as long as any, as often as it is."""
@@ -155,7 +157,7 @@ def predicted_rps(
         )  # fmt: skip
     if holds(high):
         return high
-    while high / low > PRECISION:
+    while high / low > _BISECTED_TO:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low

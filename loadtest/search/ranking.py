@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -11,9 +12,9 @@ from loadtest.search.events import Question
 from loadtest.search.standing import SearchOutcome, Standing
 from loadtest.verdict.statistics import falling
 
-PREDICTION_SPREAD = 0.075  # standard deviation of log(measured / predicted) capacity: 15 % is two of it
-RUN_SPREAD = 0.02  # of log(peak) from one run to the next, which the blocks of one run cannot show
-DRAWS = 2000
+_PREDICTION_SPREAD: Final = 0.075  # standard deviation of log(measured / predicted) capacity: 15 % is two of it
+_RUN_SPREAD: Final = 0.02  # of log(peak) from one run to the next, which the blocks of one run cannot show
+DRAWS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ def sample_peaks(standing: Standing, required: float, random: np.random.Generato
     Where nothing brackets it, the estimate is spread by the usual error of predictions, and never below a rate that it held.
     """
     runs = sorted(standing.evidence, key=lambda run: run.rps)
-    drift = np.exp(random.normal(0, RUN_SPREAD, draws))
-    likely = standing.estimated_rps * np.exp(random.normal(0, PREDICTION_SPREAD, draws))
+    drift = np.exp(random.normal(0, _RUN_SPREAD, draws))
+    likely = standing.estimated_rps * np.exp(random.normal(0, _PREDICTION_SPREAD, draws))
     if len(runs) < 2:
         return np.asarray(drift * np.maximum(likely, standing.held_rps))
     rates = np.log([run.rps for run in runs])

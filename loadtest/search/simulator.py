@@ -9,7 +9,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from gateway.batching.queue import NEVER
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-SHED = -1
+SHED: Final = -1
 """Latency of a request that was refused, shed or expired."""
 
 

@@ -3,18 +3,19 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from loadtest.prices.fleet import Fleet
 from loadtest.search.events import SEARCHING, UNREACHED, Agreed, Entrant, Measured, Predicted, Profiled
 from loadtest.verdict.statistics import falling
 
-NEAR_LIMIT = 0.9  # of the SLO's limit: a server whose p99 comes so near, and holds it, is at its peak
-STALLED = 0.9  # of the required share: a short run between the two may have met a stall
-LIKELY_ERROR = 0.1  # of an estimate that nothing bounds from above
+_NEAR_LIMIT: Final = 0.9  # of the SLO's limit: a server whose p99 comes so near, and holds it, is at its peak
+_STALLED: Final = 0.9  # of the required share: a short run between the two may have met a stall
+_LIKELY_ERROR: Final = 0.1  # of an estimate that nothing bounds from above
 # Of a rate at which a server answers hardly anybody in time: the middle of where its peak may be, as rates are tried by
 # predictions, good to 25 %. The oftener that was wrong, the less they are worth.
-COLLAPSED = 0.87
-BURST = 0.95  # of a rate that a burst of misses may have spoilt; no more is expected of one that failed
+_COLLAPSED: Final = 0.87
+_BURST: Final = 0.95  # of a rate that a burst of misses may have spoilt; no more is expected of one that failed
 
 
 class Name(str):
@@ -79,7 +80,7 @@ class Standing:
         return self._told[-1] if self._told and not self.evidence else None
 
     def _unclear(self, run: Measured) -> bool:
-        return run.purpose == "round" and STALLED * self.required <= run.share(self.required) < self.required
+        return run.purpose == "round" and _STALLED * self.required <= run.share(self.required) < self.required
 
     @property
     def broken(self) -> bool:
@@ -167,17 +168,17 @@ class Standing:
         if missed == math.inf:
             # Of what a stall may have slowed, too: as likely it was the rate, and a challenge above it stays open.
             last = {run.rps: run for run in self._told}.values()
-            full = [run.rps for run in last if run.rps >= held and run.p99_ms > NEAR_LIMIT * self.limit_ms]
+            full = [run.rps for run in last if run.rps >= held and run.p99_ms > _NEAR_LIMIT * self.limit_ms]
             return max(held, min(self.predicted_rps * self.bias, self.ceiling_rps, *full))
         # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.
-        collapses = [run.rps for run in self.evidence if run.verdict == "fail" and run.share(self.required) < COLLAPSED]
-        below = min(BURST, max(COLLAPSED ** len(collapses), self._shares[missed])) if missed in collapses else BURST
+        collapses = [run.rps for run in self.evidence if run.verdict == "fail" and run.share(self.required) < _COLLAPSED]
+        below = min(_BURST, max(_COLLAPSED ** len(collapses), self._shares[missed])) if missed in collapses else _BURST
         return max(below * missed, math.sqrt(held * missed))  # what holds never lowers it
 
     @property
     def likely_rps(self) -> float:
         """The highest peak that is likely."""
-        return min(self.missed_rps, self.estimated_rps * (1 + LIKELY_ERROR), self.ceiling_rps)
+        return min(self.missed_rps, self.estimated_rps * (1 + _LIKELY_ERROR), self.ceiling_rps)
 
 
 @dataclass(frozen=True, slots=True)

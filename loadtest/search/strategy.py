@@ -11,6 +11,7 @@ Agreement with the reference -> profile t(n, k) per group -> predict each candid
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from loadtest.search.budget import AGREE_MOST, AGREE_SHARE, LEAST_SECONDS, LONGER, profile_seconds, verify_seconds
 from loadtest.search.events import (
@@ -37,7 +38,7 @@ from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hope
 from loadtest.search.standing import Name, SearchOutcome, Sentence, Standing, agreement_text, listed, misses
 from loadtest.wording import attained, counted, percent, rate, usd
 
-BOUNDLESS = 1e9  # seconds: more than all that could be measured takes
+_BOUNDLESS: Final = 1e9  # seconds: more than all that could be measured takes
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak: the two runs that check the winner
 
 Asked = Experiment | Volley
@@ -350,7 +351,7 @@ class _Search:
         if self._unreached:
             return tuple((f"{lacks} ", *listed(names)) for lacks, names in self._unreached.items())
         known, asked = self._known, self._question
-        for seconds, max_usd in ((asked.seconds, None), (BOUNDLESS, asked.max_usd), (BOUNDLESS, None)):
+        for seconds, max_usd in ((asked.seconds, None), (_BOUNDLESS, asked.max_usd), (_BOUNDLESS, None)):
             if load := next_load(known.with_budget(seconds, max_usd)):
                 run = Name(load.entrant), f" at {rate(load.rps)}"
                 check = ", and for the check of the winner behind it" * (known.reserved_seconds() > 0)

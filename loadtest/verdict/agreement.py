@@ -23,7 +23,7 @@ from backends.source import is_source, load_object
 from loadtest.errors import UsageError
 
 LEAST_INPUTS: Final = 300  # different real ones: three of them are the worst hundredth
-PERCENTILE: Final = 1
+_PERCENTILE: Final = 1
 FLOATS: Final = frozenset({"FP16", "BF16", "FP32", "FP64"})
 
 Compare = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -148,7 +148,7 @@ def agreement(reference: Tensors, candidate: Tensors, *, rows: int | None, stati
 
 def of_all(agreements: Sequence[float]) -> float:
     """A candidate's agreement: the 1st percentile of its requests', never between two of them."""
-    return float(np.percentile(agreements, PERCENTILE, method="lower"))
+    return float(np.percentile(agreements, _PERCENTILE, method="lower"))
 
 
 def described(outputs: Tensors, statistics: Mapping[str, str], *, batched: bool) -> str:

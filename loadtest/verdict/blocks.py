@@ -16,7 +16,7 @@ from loadtest.results import Block, LoadSpec, SloSpec
 from loadtest.verdict import decision
 
 MIN_BLOCKS: Final = 20
-MAX_BLOCKS: Final = 200
+_MAX_BLOCKS: Final = 200
 BLOCK_REQUESTS: Final = 200
 BLOCK_LIMITS: Final = 10  # of the SLO's longest limit
 MOST_WARMUP: Final = 0.2
@@ -46,7 +46,7 @@ class Grid:
     def of(cls, spec: LoadSpec, duration_ns: int, rate_rps: float) -> "Grid":
         wanted_ns = _wanted_ns(spec, rate_rps)
         most = int(MIN_BLOCKS / (1 - MOST_WARMUP))
-        blocks = min(MAX_BLOCKS, max(most, duration_ns // wanted_ns))
+        blocks = min(_MAX_BLOCKS, max(most, duration_ns // wanted_ns))
         block_ns = -(-duration_ns // blocks)
         return cls(block_ns, wanted_ns, blocks)
 

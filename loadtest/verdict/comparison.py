@@ -30,7 +30,7 @@ from loadtest.verdict.statistics import event_error, independent_error, mean_err
 Change = Literal["regression", "improvement", "same", "undecided"]
 
 _SUCCEEDED: Final = "succeeded"
-SHARES: Final = ("attainment", _SUCCEEDED)  # metrics that are shares
+_SHARES: Final = ("attainment", _SUCCEEDED)  # metrics that are shares
 _ANSWERED: Final = "answered (1/s)"
 _MIN_BLOCKS: Final = 5
 _DUST: Final = 1e-9  # of floats: what lies so near to a tolerance is not beyond it
@@ -47,7 +47,7 @@ _NOTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ComparedMetric:
-    """One line of a comparison. change, lower, upper: relative (0.1 is 10 % more), or a difference of shares for SHARES.
+    """One line of a comparison. change, lower, upper: relative (0.1 is 10 % more), or a difference of shares for _SHARES.
 
     None where there are too few blocks to tell, or nothing to be relative to.
     """
@@ -75,7 +75,7 @@ class Comparison:
 
 
 def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_tolerance: float = 0.005) -> Comparison:
-    """Compare two valid runs. tolerance: of relative changes; share_tolerance: of SHARES.
+    """Compare two valid runs. tolerance: of relative changes; share_tolerance: of _SHARES.
 
     Raises: UsageError, if their loads differ.
     """
@@ -209,7 +209,7 @@ def _metric(
         return unknown
     was, change, reach = found
     lower, upper = change - reach, change + reach
-    if name in SHARES:
+    if name in _SHARES:
         lower, upper = max(lower, -1.0), min(upper, 1.0)
     elif name != _ANSWERED:  # from logarithms
         change, lower, upper = math.expm1(change), math.expm1(lower), math.expm1(upper)
@@ -344,7 +344,7 @@ def _title(result: RunResult) -> str:
 
 
 def cells(metric: ComparedMetric) -> tuple[str, ...]:
-    points = metric.name in SHARES
+    points = metric.name in _SHARES
 
     def value(number: float | None) -> str:
         return "-" if number is None else f"{number:.3%}" if points else f"{number:.3f}"

@@ -16,8 +16,8 @@ from loadtest.results import Interval, Objective, ObjectiveResult, SloSpec, Verd
 from loadtest.verdict.statistics import BatchMeans, batch_means, binomial_interval, slowest
 
 CONFIDENCE: Final = 0.95
-RAREST_STALL_S: Final = 10.0  # mean gap between stalls that an early pass is to have met
-EARLY_PASS_S: Final = 3 * RAREST_STALL_S  # the rule of three: of stalls at random 5 % of so long stretches have none
+_RAREST_STALL_S: Final = 10.0  # mean gap between stalls that an early pass is to have met
+EARLY_PASS_S: Final = 3 * _RAREST_STALL_S  # the rule of three: of stalls at random 5 % of so long stretches have none
 _MOST_LONGER: Final = 4096.0  # beyond this many times the run, more requests are no advice
 _HOPE: Final = 2.0  # times a whole run: what would not be shown in that is not waited for
 

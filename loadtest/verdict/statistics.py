@@ -30,7 +30,7 @@ from scipy import special
 
 from loadtest.results import Interval, Percentiles
 
-TAIL: Final = 3  # times as many requests as may miss
+_TAIL: Final = 3  # times as many requests as may miss
 _MOST_CORRELATION: Final = 0.8  # of neighbouring blocks: beyond it the estimate is noise
 _BEYOND_CHANCE: Final = 2.0  # standard errors of the correlation of independent batches, 1 / sqrt(batches)
 _LEAST_BATCHES: Final = 8
@@ -172,8 +172,8 @@ def latency_interval(latencies_ns: np.ndarray, block: np.ndarray, percentile: fl
 
 
 def slowest(latencies: np.ndarray, percentile: float) -> np.ndarray:
-    """Which of (n,) latencies are among the slowest, TAIL times as many as may miss an objective of that percentile."""
-    share = min(0.5, TAIL * (1 - percentile / 100))
+    """Which of (n,) latencies are among the slowest, _TAIL times as many as may miss an objective of that percentile."""
+    share = min(0.5, _TAIL * (1 - percentile / 100))
     found: np.ndarray = latencies > np.quantile(latencies, 1 - share)
     return found
 

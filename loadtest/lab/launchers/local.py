@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import psutil
 import yaml
@@ -20,14 +21,14 @@ from loadtest.measuring import children
 from loadtest.question.candidates import CandidateSetup
 from loadtest.question.preflight import Refusals
 
-STOP_TIMEOUT_S = 15.0
+_STOP_TIMEOUT_S: Final = 15.0
 # Anywhere in what was printed: a model may have left a line open before it.
-READY = re.compile(rb"gateway ready((?: \w+=\S+)+)\n")
-_READY_BYTES = 512  # at most, its addresses included
+READY: Final = re.compile(rb"gateway ready((?: \w+=\S+)+)\n")
+_READY_BYTES: Final = 512  # at most, its addresses included
 
 # Run before the gateway in its own process: pin and be nice before any thread exists, and die with this process (prctl 1 is
 # PR_SET_PDEATHSIG), so that nothing is left behind even if the load test is killed.
-_ENTER = """
+_ENTER: Final = """
 import ctypes, os, sys
 cpus, nice, *command = sys.argv[1:]
 ctypes.CDLL(None).prctl(1, 15)
@@ -178,7 +179,7 @@ class RunningLocal:
                 self._drained.cancel()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)  # all that it started; its session made its pid the group's id
-            await children.end(self._process, within_s=STOP_TIMEOUT_S)
+            await children.end(self._process, within_s=_STOP_TIMEOUT_S)
         finally:
             os.sched_setaffinity(0, self._own_cores)
             with contextlib.suppress(PermissionError):

@@ -6,7 +6,7 @@ import urllib.error
 from collections.abc import Sequence
 from dataclasses import replace
 from http.client import HTTPException
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from gateway.errors import GatewayError
@@ -19,7 +19,7 @@ from loadtest.question.candidates import CandidateSetup, priced
 from loadtest.question.preflight import Refusals
 from loadtest.question.spec import SearchSpec
 
-TIMEOUT_S = 5.0
+_TIMEOUT_S: Final = 5.0
 
 
 class Url(Unpaid):
@@ -101,7 +101,7 @@ def get_json(url: str, shown: Credentials = NOTHING_SHOWN) -> dict[str, Any]:
     try:
         scheme, place, path, *rest = urlsplit(url)
         asked = urlunsplit((scheme, place, quote(path, safe=SENT_AS_THEY_ARE), *rest))  # as by `Address.of`
-        with shown.opened(asked, timeout_s=TIMEOUT_S) as answer:
+        with shown.opened(asked, timeout_s=_TIMEOUT_S) as answer:
             body = answer.read()
         found = json.loads(body) if body else {}
     except urllib.error.HTTPError as exc:

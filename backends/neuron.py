@@ -137,6 +137,8 @@ def _manifest(folder: Path) -> _Manifest:
         inputs, outputs = _tensors(plain["inputs"]), _tensors(plain["outputs"])
         programs = {(r, n): folder / plain["artifacts"][f"{r}x{n}"] for r in rows for n in lengths}
         made = _Manifest(plain["target"], ModelSpec(plain["platform"], inputs, outputs, rows[-1], tuple(rows)), programs)
+    except PermissionError as exc:
+        raise LoadFailed(f"{exc.filename}: {exc.strerror}: let the user that serves read the folder and its files") from exc
     except (OSError, ValueError) as exc:
         raise LoadFailed(f"{folder}: no compiled model here, `gateway compile` makes one: {exc}") from exc
     except (KeyError, TypeError, IndexError, AttributeError) as exc:

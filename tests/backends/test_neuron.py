@@ -1,9 +1,11 @@
 """The Neuron backend on a double of torch_neuronx (platform `neuron-double`). Nothing here speaks of a real device."""
 
+import errno
 import inspect
 import os
 import runpy
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -174,6 +176,46 @@ def test_a_damaged_directory_is_told(ragged: Path, tmp_path: Path, manifest: str
         (copied / "manifest.json").write_text(manifest)
     with pytest.raises(LoadFailed, match=message):
         backends.load("neuron", {"model": str(copied)}, RAGGED)
+
+
+def test_a_folder_that_may_not_be_read_is_told_as_such(ragged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("backends.neuron.file_bytes", denied)
+    with pytest.raises(LoadFailed, match=r"manifest\.json: Permission denied: let the user that serves read") as raised:
+        backends.load("neuron", {"model": str(ragged)}, RAGGED)
+    assert "compile" not in str(raised.value)
+
+
+def test_others_may_read_what_was_compiled_as_far_as_the_umask_lets_them(ragged: Path) -> None:
+    os.umask(umask := os.umask(0o077))
+    assert stat.S_IMODE(ragged.stat().st_mode) == 0o777 & ~umask
+    assert {stat.S_IMODE(file.stat().st_mode) for file in ragged.iterdir()} == {0o666 & ~umask}
+
+
+def test_a_folder_that_is_compiled_again_is_replaced_where_its_link_leads(neuron_double: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk" / "m").mkdir(parents=True)
+    (tmp_path / "disk" / "m" / "of_before.pt").touch()
+    link = tmp_path / "m"
+    link.symlink_to(tmp_path / "disk" / "m")
+    backends.build("neuron", link, SPEC, source=LINEAR, options={}, row_sizes=(2,), target="inf2")
+    assert sorted(file.name for file in (tmp_path / "disk" / "m").iterdir()) == ["2x0.pt", "manifest.json"]
+    assert link.is_symlink()
+    assert sorted(file.name for folder in (tmp_path, tmp_path / "disk") for file in folder.iterdir()) == ["disk", "m", "m"]
+
+
+def test_a_compilation_that_fails_leaves_what_was_there(
+    neuron_double: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch_neuronx
+
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "of_before.pt").touch()
+    monkeypatch.setattr(torch_neuronx, "trace", raises)
+    with pytest.raises(Exception, match="full"):
+        backends.build("neuron", tmp_path / "m", SPEC, source=LINEAR, options={}, row_sizes=(2,), target="inf2")
+    assert [str(file.relative_to(tmp_path)) for file in sorted(tmp_path.rglob("*"))] == ["m", "m/of_before.pt"]
 
 
 def test_open_lengths_need_buckets(neuron_double: Path) -> None:

@@ -1,7 +1,9 @@
 """The Neuron backend on a double of torch_neuronx (platform `neuron-double`). Nothing here speaks of a real device."""
 
+import asyncio
 import errno
 import inspect
+import json
 import os
 import runpy
 import shutil
@@ -21,7 +23,10 @@ from backends.base import ExecutionFailed, LoadFailed, ModelSpec, SessionLost, T
 from backends.check import checked
 from backends.mistakes import Wanted
 from backends.neuron import NeuronSession, visible_cores
-from gateway.config import NeuronBuild
+from gateway.cli import main
+from gateway.commands.trial import tried
+from gateway.config import NeuronBuild, config_of
+from gateway.documents.reader import read
 from tests.backends.contract import LINEAR, SPEC, expected
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -76,6 +81,29 @@ def test_a_process_that_was_given_no_cores_does_not_load(ragged: Path, monkeypat
     monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
     with pytest.raises(LoadFailed, match=r"resources: \{neuron_cores: 1\}"):
         backends.load("neuron", {"model": str(ragged)}, RAGGED)
+    monkeypatch.setenv("NEURON_RT_NUM_CORES", "2")
+    with pytest.raises(LoadFailed, match="NEURON_RT_NUM_CORES='2' does not say which cores"):
+        backends.load("neuron", {"model": str(ragged)}, RAGGED)
+
+
+@pytest.mark.parametrize("more", [{"sessions": 2}, {"placement": "replicas", "resources": {"neuron_cores": 1}}])
+def test_check_and_batch_take_the_cores_that_they_need(
+    more: dict[str, Any], ragged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = {"kind": "neuron", "model": str(ragged), **more}
+    tensors = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, -1]}]}
+    tensors["outputs"] = [{"name": "sum", "datatype": "FP32", "shape": [-1]}]
+    model = {"name": "m", "max_rows": 4, **tensors, "ragged": {"pad": {"x": 0}, "buckets": [8, 16]}, "backends": [backend]}
+    (tmp_path / "m.yaml").write_text(json.dumps({"models": [model]}))
+    (tmp_path / "rows.jsonl").write_text('{"x": [1, 2]}\n')
+    backends.load("neuron", {"model": str(ragged)}, RAGGED).open_session(0).close()  # the process holds two from here on
+    monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
+    document = read(tmp_path / "m.yaml")
+    assert asyncio.run(tried(document, config_of(document))) == ((), ())
+    assert os.environ.pop("NEURON_RT_VISIBLE_CORES") == "0"
+    assert main(["batch", str(tmp_path / "m.yaml"), "m", str(tmp_path / "rows.jsonl"), str(tmp_path / "sums.jsonl")]) == 0
+    assert json.loads((tmp_path / "sums.jsonl").read_text())["sum"] == 3
+    assert os.environ.pop("NEURON_RT_VISIBLE_CORES") == ("0-1" if "sessions" in more else "0")
 
 
 def test_there_is_an_artifact_for_each_rows_and_length(ragged: Path) -> None:

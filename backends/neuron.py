@@ -187,6 +187,8 @@ class NeuronModel:
     def open_session(self, index: int) -> "NeuronSession":
         import torch
 
+        from backends.torch_tensors import reason_of
+
         programs: dict[tuple[int, int], Any] = {}
         session = NeuronSession(self.spec, self._made.compiled, programs)
         core = _take_core(session, index, len(self._cores))
@@ -201,7 +203,8 @@ class NeuronModel:
                 session.run(example_inputs(self.spec, rows, length), {})
         except (ExecutionFailed, SessionLost, RuntimeError, OSError) as exc:
             session.close()
-            raise LoadFailed(f"{self._folder}: core {self._cores[core]}: {exc}") from exc
+            reason = exc if isinstance(exc, BackendError) else reason_of(exc)
+            raise LoadFailed(f"{self._folder}: core {self._cores[core]}: {reason}") from exc
         return session
 
     def close(self) -> None:
@@ -233,7 +236,7 @@ class NeuronSession:
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         import torch
 
-        from backends.torch_tensors import ordered_outputs, to_array, to_tensor
+        from backends.torch_tensors import ordered_outputs, reason_of, to_array, to_tensor
 
         rows = next(iter(inputs.values())).shape[0]
         length = inputs[self._ragged].shape[1] if self._ragged else 0
@@ -250,8 +253,7 @@ class NeuronSession:
         except BackendError:
             raise
         except Exception as exc:
-            message = f"{type(exc).__name__}: {exc}"
-            raise (SessionLost if _lost(message) else ExecutionFailed)(message) from exc
+            raise (SessionLost if _lost(str(exc)) else ExecutionFailed)(reason_of(exc)) from exc
         return {tensor.name: to_array(by_name[tensor.name]) for tensor in self._spec.outputs}
 
     def close(self) -> None:
@@ -262,8 +264,8 @@ class NeuronSession:
 
 def _lost(message: str) -> bool:
     """Whether the runtime says that the device, not the input, is at fault."""
-    if (status := _STATUS.search(message)) is not None:
-        return int(status[1]) not in _OF_THE_INPUT
+    if statuses := _STATUS.findall(message):
+        return int(statuses[-1]) not in _OF_THE_INPUT  # before it, those of what was logged on the way
     if any(name in message for name in _OF_THE_INPUT.values()):
         return False
     return any(word in message for word in _OF_THE_RUNTIME)

@@ -158,7 +158,7 @@ def test_each_session_gets_the_core_that_fewest_have(ragged: Path, monkeypatch: 
     third.close()
     with monkeypatch.context() as full:
         full.setattr(torch_neuronx, "set_neuron_cores", raises)
-        with pytest.raises(LoadFailed, match="core 2: full"):
+        with pytest.raises(LoadFailed, match="core 2: RuntimeError: full"):
             models[0].open_session(0)
     fourth = models[0].open_session(0)
     assert placed[12::4] == [0]
@@ -285,8 +285,9 @@ def test_a_core_whose_memory_is_full_fails_the_load(ragged: Path, monkeypatch: p
 
 def test_a_row_with_nan_fails_its_batch_and_the_session_runs_the_next(ragged: Path) -> None:
     session = backends.load("neuron", {"model": str(ragged)}, RAGGED).open_session(0)
-    with pytest.raises(ExecutionFailed, match="status=1003 message=Numerical Error"):
+    with pytest.raises(ExecutionFailed) as raised:
         session.run({"x": np.full((1, 8), np.nan, np.float32)}, {})
+    assert str(raised.value) == "RuntimeError: Failed to execute the model status=1003 message=Numerical Error"
     assert session.run({"x": np.ones((1, 8), np.float32)}, {})["sum"] == 8
 
 
@@ -303,6 +304,8 @@ def test_a_row_with_nan_fails_its_batch_and_the_session_runs_the_next(ragged: Pa
         ("Failed to execute the model status=4 message=Allocation Failure", SessionLost),
         ("nrt_execute: NRT_EXEC_HW_ERR_NC_UE", SessionLost),
         ("NRT:nrt_tensor_read failed", SessionLost),
+        ("NRT:nrt_infodump status=1 left out\nFailed to execute the model status=1003 message=Numerical Error", ExecutionFailed),
+        ("nrt_execute failed\nsee the log for what came before", SessionLost),
     ],
 )
 def test_what_the_runtime_says_is_the_inputs_fault_or_the_devices(said: str, error: type[Exception]) -> None:

@@ -7,7 +7,7 @@ from backends.files_below import files_below
 
 
 def artifact_bytes(path: Path) -> int | None:
-    """Of a file with its weights where they are beside it, or of all files of a folder; None: there are none. Raises: OSError."""
+    """Of a file with the weights beside it, or of all files of a folder; None: there are none. Raises: OSError."""
     if not path.is_file():
         return sum(file.stat().st_size for file in files_below(path)) or None
     try:

@@ -142,8 +142,8 @@ def test_the_least_configuration_has_defaults_for_the_rest() -> None:
         ),
         (
             "models: [{name: a, backends: [{kind: synthetic, placement: replicas, resources: {num_gpus: 1.5}}]}]",
-            "x.yaml: models[0].backends[0].resources.num_gpus: 1.5: Ray gives parts of one GPU alone, expected a whole number, or "
-            "less than 1",
+            "x.yaml: models[0].backends[0].resources.num_gpus: 1.5: Ray gives parts of one GPU alone, expected a whole number, "
+            "or less than 1",
         ),
         (
             f"server: {{ingress_resources: {{neuron_cores: 0.5}}}}\nmodels: [{{name: a, {BACKEND}}}]",

@@ -9,7 +9,18 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from backends import defaults
-from gateway.config.fields import BackendName, FilePath, Replicas, Resource, Rows, Seconds, SecondsOrZero, Strict, Threads, no_parts
+from gateway.config.fields import (
+    BackendName,
+    FilePath,
+    Replicas,
+    Resource,
+    Rows,
+    Seconds,
+    SecondsOrZero,
+    Strict,
+    Threads,
+    no_parts,
+)
 from gateway.documents.faults import Unfit
 
 

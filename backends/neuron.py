@@ -4,8 +4,8 @@ A model is a directory that `gateway compile` made: manifest.json, and one Torch
 artifact has fixed shapes. All of them are loaded onto the session's core and run once when it opens. The batcher pads to them.
 
 Cores: a NeuronCore has one owner, and a process that is told nothing takes all of them. So this backend refuses to load
-unless NEURON_RT_VISIBLE_CORES names its cores, as Ray sets it for `resources: {neuron_cores: 1}`, and `gateway serve` without
-Ray for each session. A session runs on the core that has the fewest of the process's open sessions, of whichever model.
+unless NEURON_RT_VISIBLE_CORES names its cores, as Ray sets it for `resources: {neuron_cores: 1}`, and without Ray the command
+line for each session. A session runs on the core that has the fewest of the process's open sessions, of whichever model.
 
 PyPI's packages torch-neuronx, torch-neuron and neuronx-cc of version 1.0 are placeholders that raise ImportError; the real ones
 come from AWS's Neuron repository. Written against torch-neuronx 2.9 (SDK 2.31) and checked against a double of it, not on a
@@ -43,6 +43,7 @@ from backends.required import check_required
 
 INF1_ENDED: Final = "AWS's last torch-neuron is for Python 3.10 and PyTorch 1.13, and the gateway needs Python 3.11"
 VISIBLE_CORES: Final = "NEURON_RT_VISIBLE_CORES"
+NUM_CORES: Final = "NEURON_RT_NUM_CORES"
 MANIFEST: Final = "manifest.json"
 OPEN_REMEDY: Final = "only the second is padded to what was compiled: state the sizes of the others"
 # As in `Failed to execute the model status=1003 message=Numerical Error`. Source of the codes: Neuron's nrt_status.h.
@@ -73,12 +74,18 @@ def platform(module: ModuleType) -> str:
     return str(getattr(module, "PLATFORM", "neuron"))
 
 
-def visible_cores(value: str | None) -> tuple[int, ...]:
+def visible_cores(value: str | None, counted: str | None = None) -> tuple[int, ...]:
     """The cores of NEURON_RT_VISIBLE_CORES: "3", "0,1", "0-3", or of both kinds, each the next of the one before.
 
+    counted: NEURON_RT_NUM_CORES, of which the runtime takes any that are free; the other goes before it.
     Raises: LoadFailed, if there are none, or others, which the runtime refuses. Source: Neuron's nrt-developer-guide.
     """
     if not (value or "").strip():
+        if counted is not None:
+            raise LoadFailed(
+                f"{NUM_CORES}={counted!r} does not say which cores are this process's: set {VISIBLE_CORES} in its place, such "
+                "as 0,1 or 0-3"
+            )
         raise LoadFailed(
             f"no NeuronCore was given to this process ({VISIBLE_CORES} is {'unset' if value is None else 'empty'}): set "
             "`placement: replicas` and `resources: {neuron_cores: 1}`, or the variable where there is no Ray"
@@ -105,7 +112,8 @@ def load(declared: ModelSpec, *, model: str) -> "NeuronModel":
     module = library(made.target)
     if platform(module) != made.compiled.platform:
         raise LoadFailed(f"{model}: compiled for {made.compiled.platform}, but {module.__name__} is {platform(module)}")
-    cores = visible_cores(os.environ.get(VISIBLE_CORES))  # the runtime reads it too: it is how Ray hands cores out
+    # The runtime reads them too: the first is how Ray hands cores out.
+    cores = visible_cores(os.environ.get(VISIBLE_CORES), os.environ.get(NUM_CORES))
     check_required(model, declared.inputs)
     check_padded(model, declared.inputs)
     inputs = narrowed(made.compiled.inputs, declared.inputs, f"{model}: input")
@@ -137,6 +145,8 @@ def _manifest(folder: Path) -> _Manifest:
         inputs, outputs = _tensors(plain["inputs"]), _tensors(plain["outputs"])
         programs = {(r, n): folder / plain["artifacts"][f"{r}x{n}"] for r in rows for n in lengths}
         made = _Manifest(plain["target"], ModelSpec(plain["platform"], inputs, outputs, rows[-1], tuple(rows)), programs)
+    except PermissionError as exc:
+        raise LoadFailed(f"{exc.filename}: {exc.strerror}: let the user that serves read the folder and its files") from exc
     except (OSError, ValueError) as exc:
         raise LoadFailed(f"{folder}: no compiled model here, `gateway compile` makes one: {exc}") from exc
     except (KeyError, TypeError, IndexError, AttributeError) as exc:
@@ -177,6 +187,8 @@ class NeuronModel:
     def open_session(self, index: int) -> "NeuronSession":
         import torch
 
+        from backends.torch_tensors import reason_of
+
         programs: dict[tuple[int, int], Any] = {}
         session = NeuronSession(self.spec, self._made.compiled, programs)
         core = _take_core(session, index, len(self._cores))
@@ -191,7 +203,8 @@ class NeuronModel:
                 session.run(example_inputs(self.spec, rows, length), {})
         except (ExecutionFailed, SessionLost, RuntimeError, OSError) as exc:
             session.close()
-            raise LoadFailed(f"{self._folder}: core {self._cores[core]}: {exc}") from exc
+            reason = exc if isinstance(exc, BackendError) else reason_of(exc)
+            raise LoadFailed(f"{self._folder}: core {self._cores[core]}: {reason}") from exc
         return session
 
     def close(self) -> None:
@@ -223,7 +236,7 @@ class NeuronSession:
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         import torch
 
-        from backends.torch_tensors import ordered_outputs, to_array, to_tensor
+        from backends.torch_tensors import ordered_outputs, reason_of, to_array, to_tensor
 
         rows = next(iter(inputs.values())).shape[0]
         length = inputs[self._ragged].shape[1] if self._ragged else 0
@@ -240,8 +253,7 @@ class NeuronSession:
         except BackendError:
             raise
         except Exception as exc:
-            message = f"{type(exc).__name__}: {exc}"
-            raise (SessionLost if _lost(message) else ExecutionFailed)(message) from exc
+            raise (SessionLost if _lost(str(exc)) else ExecutionFailed)(reason_of(exc)) from exc
         return {tensor.name: to_array(by_name[tensor.name]) for tensor in self._spec.outputs}
 
     def close(self) -> None:
@@ -252,8 +264,8 @@ class NeuronSession:
 
 def _lost(message: str) -> bool:
     """Whether the runtime says that the device, not the input, is at fault."""
-    if (status := _STATUS.search(message)) is not None:
-        return int(status[1]) not in _OF_THE_INPUT
+    if statuses := _STATUS.findall(message):
+        return int(statuses[-1]) not in _OF_THE_INPUT  # before it, those of what was logged on the way
     if any(name in message for name in _OF_THE_INPUT.values()):
         return False
     return any(word in message for word in _OF_THE_RUNTIME)

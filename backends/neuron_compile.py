@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,13 +35,16 @@ def build(
     check_declared(artifact, declared)
     network = module_to_build(artifact, declared, source, options, rows=row_sizes[0], length=lengths[0] if ragged else 0)
     artifacts: dict[str, str] = {}
-    artifact.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=artifact.parent, prefix=".neuron-") as folder:
+    place = Path(os.path.realpath(artifact))  # a link stays one
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".neuron-") as private:
+        folder = Path(private) / "new"
+        folder.mkdir()  # which others may read, as far as the umask lets them
         for rows in row_sizes:
             for length in lengths if ragged else (0,):
                 key = f"{rows}x{length}"
                 example = arguments(declared, example_inputs(declared, rows, length))
-                _trace(module, network, example, target, compiler_arguments).save(str(Path(folder) / f"{key}.pt"))
+                _trace(module, network, example, target, compiler_arguments).save(str(folder / f"{key}.pt"))
                 artifacts[key] = f"{key}.pt"
         manifest = {
             "platform": platform(module),
@@ -53,11 +55,10 @@ def build(
             "lengths": list(lengths) if ragged else [0],
             "artifacts": artifacts,
         }
-        (Path(folder) / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        if artifact.exists():
-            shutil.rmtree(artifact)
-        os.replace(folder, artifact)
-        Path(folder).mkdir()  # for the context manager to remove
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        if place.exists():
+            place.rename(Path(private) / "old")
+        folder.rename(place)
     return f"{artifact}: {len(artifacts)} artifacts of {source} for {platform(module)} {target}"
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from backends.artifact_sizes import artifact_bytes
 from backends.artifacts import UNKNOWN, identify
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
 from backends.cuda_graphs import recorded_rows, running
@@ -287,7 +288,7 @@ class OnnxRuntimeModel:
     def __init__(self, spec: ModelSpec, session: Any, model: str, threads: int, device: str, cuda_graphs: bool) -> None:
         self.spec = spec
         self.device = Device(device)
-        self.memory_bytes = sum(file.stat().st_size for file in Path(model).parent.glob(f"{Path(model).name}*"))
+        self.memory_bytes = artifact_bytes(Path(model)) or 0
         self._model = model
         self._threads = threads
         self._cuda_graphs = cuda_graphs

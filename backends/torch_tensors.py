@@ -1,5 +1,6 @@
 """Tensors between numpy and PyTorch, and what PyTorch raises, as ours. For every backend with PyTorch in it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ DATATYPES: Final = {  # by what PyTorch calls them
     "torch.bfloat16": "BF16", "torch.float32": "FP32", "torch.float64": "FP64",
 }  # fmt: skip
 _GUARD: Final = "AssertionError: Guard failed: "  # of torch.export, as `x.size()[0] <= 8`
-_FRAMES: Final = "\nException raised from "  # behind what is raised in C++, each with an address
+_FRAMES: Final = re.compile("\nException raised from |\n\nAt:\n")  # behind what C++ raises, or passes on from Python
 _BF16: Final = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -30,13 +31,19 @@ def mapped(exc: Exception) -> BackendError:
     import torch
 
     lost = isinstance(exc, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError)
-    said, kind = str(exc).partition(_FRAMES)[0].strip().splitlines()[-1:], type(exc).__name__
-    message = f"{kind}: {said[0].removeprefix(f'{kind}: ') if said else ''}"  # which of TorchScript has the type in front
+    message = reason_of(exc)
     if isinstance(exc, AssertionError) and message.startswith(_GUARD):
         return exported_for(message.removeprefix(_GUARD))
     if lost:
         return SessionLost(message, self_inflicted=isinstance(exc, MemoryError | torch.OutOfMemoryError))
     return ExecutionFailed(message)
+
+
+def reason_of(exc: Exception) -> str:
+    """The type, and of what it says the last line before frames of C++: before it stands where in the program it was raised."""
+    said, kind = _FRAMES.split(str(exc))[0].strip().splitlines()[-1:], type(exc).__name__
+    # What comes from TorchScript has the type in front, and twice where it began in Python.
+    return f"{kind}: {said[0].removeprefix(f'{kind}: ').removeprefix(f'{kind}: ') if said else ''}"
 
 
 def exported_for(bound: str) -> InputRefused:

@@ -132,6 +132,23 @@ def test_the_least_configuration_has_defaults_for_the_rest() -> None:
             "x.yaml: models[0].backends[0].isolation: 'process': a NeuronCore has one owner, and each session's process would "
             "take those of all, expected thread; `placement: replicas` gives each its own",
         ),
+        (
+            "models: [{name: a, backends: [{kind: synthetic, placement: replicas, resources: {neuron_cores: 1.5}}]}]",
+            "x.yaml: models[0].backends[0].resources.neuron_cores: 1.5: a NeuronCore has one owner, expected a whole number",
+        ),
+        (
+            "models: [{name: a, backends: [{kind: neuron, model: m, placement: replicas, resources: {neuron_cores: 0}}]}]",
+            "x.yaml: models[0].backends[0].resources.neuron_cores: 0: each replica computes on one, expected 1, or more",
+        ),
+        (
+            "models: [{name: a, backends: [{kind: synthetic, placement: replicas, resources: {num_gpus: 1.5}}]}]",
+            "x.yaml: models[0].backends[0].resources.num_gpus: 1.5: Ray gives parts of one GPU alone, expected a whole number, "
+            "or less than 1",
+        ),
+        (
+            f"server: {{ingress_resources: {{neuron_cores: 0.5}}}}\nmodels: [{{name: a, {BACKEND}}}]",
+            "x.yaml: server.ingress_resources.neuron_cores: 0.5: a NeuronCore has one owner, expected a whole number",
+        ),
         (  # and nothing is concluded from what is at fault
             f"models: [{{name: a, inputs: [{tensor('x', 'any')}], ragged: {{pad: {{x: 0}}}}, {BACKEND}}}]",
             "x.yaml: models[0].inputs[0].shape[0]: 'any': expected a whole number from -1 to 2147483647",

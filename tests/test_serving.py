@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from backends.neuron import VISIBLE_CORES
-from gateway.commands.serve import take_neuron_cores
+from backends.neuron import NUM_CORES, VISIBLE_CORES
+from gateway.commands.neuron_cores import take_neuron_cores
 from gateway.config import Config, parse_config
 from gateway.configuring.ingresses import decided, side_by_side
 from gateway.configuring.need_of_ray import need_of_ray, uses_ray
@@ -73,12 +73,18 @@ def test_several_processes_need_no_ray_where_all_models_are_elsewhere() -> None:
 def test_a_process_without_ray_takes_a_neuron_core_for_each_session_unless_it_was_given_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(VISIBLE_CORES, "4,5")
-    neuron = {"kind": "neuron", "model": "m", "sessions": 2}
-    take_neuron_cores(config(neuron))
-    assert os.environ[VISIBLE_CORES] == "4,5"
-    for backend, cores in (({}, None), ({**neuron, "placement": "replicas"}, None), (neuron, "0-1")):
-        monkeypatch.delenv(VISIBLE_CORES)
-        take_neuron_cores(config(backend))
+    neuron = {"kind": "neuron", "model": "m"}
+    for given, backend, cores in (
+        ({VISIBLE_CORES: "4,5"}, neuron, "4,5"),
+        ({NUM_CORES: "2"}, neuron, None),
+        ({}, {}, None),
+        ({}, neuron, "0"),
+        ({}, neuron | {"sessions": 2}, "0-1"),
+    ):
+        for name in (VISIBLE_CORES, NUM_CORES):
+            monkeypatch.setenv(name, "")  # so that what is set meanwhile goes with it
+            monkeypatch.delenv(name)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        take_neuron_cores(config(backend).models[0].backends)
         assert os.environ.get(VISIBLE_CORES) == cores
-        monkeypatch.setenv(VISIBLE_CORES, "0")

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import math
 import re
 import warnings
 from collections import Counter
@@ -366,6 +367,8 @@ def _of_embedded(config: Config) -> tuple[dict[str, float], bool]:
     for backend in embedded:
         for key, value in backend.resources.items():
             resources[key] = resources.get(key, 0.0) + value
+    if resources.get("num_gpus", 0.0) > 1:  # of which Ray gives no parts
+        resources["num_gpus"] = math.ceil(resources["num_gpus"])
     return resources, config.server.ingress_surge and all(backend.surge for backend in embedded)
 
 

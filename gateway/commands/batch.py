@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from backends.artifact_digests import artifact_digest, file_digest, weights_of
 from backends.artifacts import MODEL_FILES
 from backends.source import is_source
+from gateway.commands.neuron_cores import take_neuron_cores
 from gateway.config import Backend, Config, ModelSection, Neuron, Triton
 from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
@@ -95,6 +96,7 @@ def _done(arguments: argparse.Namespace) -> str:
             words.info("%d chunks of %d rows are done already", len(done), job.chunk_rows)
         from gateway.from_python.loaded import LoadedModel
 
+        take_neuron_cores(config.models[0].backends)
         with step(f"loading {arguments.model}"):
             model = LoadedModel(config)
         if model.spec.decoupled:

@@ -1,11 +1,11 @@
 """`gateway serve`: in one plain process, in several, or on Ray where that is needed or asked for."""
 
 import contextlib
-import os
 from pathlib import Path
 
+from gateway.commands.neuron_cores import take_neuron_cores
 from gateway.commands.one_process import MakeMultiModel, run
-from gateway.config import Config, Neuron
+from gateway.config import Config
 from gateway.garbage import leave_out
 from gateway.process.announcement import announcer
 from gateway.process.console import Speech
@@ -31,17 +31,8 @@ def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMult
             from gateway.commands.side_by_side import serve_side_by_side
 
             return serve_side_by_side(config, speech, run_dir)
-        take_neuron_cores(config)
+        take_neuron_cores(b for model in config.models for b in model.backends if b.placement == "embedded")
         with apart() as results:
             run(config, run_dir, announcer(config, results, quiet=speech.quiet), multi_model=multi_model)
     leave_out()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
     return 0
-
-
-def take_neuron_cores(config: Config) -> None:
-    """A core for each session, where nobody has said which are ours: the runtime, told nothing, takes all of the machine."""
-    embedded = [backend for model in config.models for backend in model.backends if backend.placement == "embedded"]
-    if any(isinstance(backend, Neuron) for backend in embedded):
-        from gateway.deploying.needs import neuron_cores_of  # which most processes do without
-
-        os.environ.setdefault("NEURON_RT_VISIBLE_CORES", f"0-{sum(map(neuron_cores_of, embedded)) - 1}")

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
+from gateway.commands.neuron_cores import take_neuron_cores
 from gateway.config import Backend, Config, ModelSection, Routing
 from gateway.documents.faults import Fault
 from gateway.documents.reader import Document
@@ -41,7 +42,8 @@ async def tried(document: Document, config: Config) -> Tried:
     for index, model in enumerate(config.models):
         first: tuple[ModelSpec, str] | None = None  # of its backends that is loaded, and its name
         for number, backend in enumerate(model.backends):
-            alone = backend.model_copy(update={"placement": "embedded", "sessions": 1, "shadow_share": None})
+            alone = backend.model_copy(update={"placement": "embedded", "sessions": 1, "resources": {}, "shadow_share": None})
+            take_neuron_cores([alone])
             whole = model.batching.model_copy(update={"probe_s": _PROBE_S})
             only = model.model_copy(update={"backends": (alone,), "routing": Routing(), "batching": whole})
             opener = LaneOpener(pool, metrics=metrics, clock=clock, probe_failed=partial(failing.append, model.name))

@@ -9,7 +9,18 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from backends import defaults
-from gateway.config.fields import BackendName, FilePath, Replicas, Resource, Rows, Seconds, SecondsOrZero, Strict, Threads
+from gateway.config.fields import (
+    BackendName,
+    FilePath,
+    Replicas,
+    Resource,
+    Rows,
+    Seconds,
+    SecondsOrZero,
+    Strict,
+    Threads,
+    no_parts,
+)
 from gateway.documents.faults import Unfit
 
 
@@ -58,7 +69,14 @@ class Backend(Strict):
     on_loop: bool = True  # run batches shorter than their way to a thread where requests are read, if the kind only computes
 
     def together(self) -> Iterable[Iterator[Unfit]]:
-        return (self._canary_and_shadow(), self._no_resources(), self._no_replicas(), self._no_scaling(), self._gpu_not_shown())
+        return (
+            self._canary_and_shadow(),
+            self._no_resources(),
+            no_parts(self.resources, "resources"),
+            self._no_replicas(),
+            self._no_scaling(),
+            self._gpu_not_shown(),
+        )
 
     def _canary_and_shadow(self) -> Iterator[Unfit]:
         if self.canary_share and self.shadow_share:
@@ -290,7 +308,11 @@ class Neuron(Backend):
     build: NeuronBuild | None = None
 
     def together(self) -> Iterable[Iterator[Unfit]]:
-        return (*Backend.together(self), self._no_processes())
+        return (*Backend.together(self), self._no_core(), self._no_processes())
+
+    def _no_core(self) -> Iterator[Unfit]:
+        if self.placement == "replicas" and self.resources.get("neuron_cores") == 0:
+            yield Unfit("each replica computes on one", expected="1, or more", at=("resources", "neuron_cores"))
 
     def _no_processes(self) -> Iterator[Unfit]:
         if self.isolation == "process":

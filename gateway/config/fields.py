@@ -3,6 +3,7 @@
 import ipaddress
 import re
 import unicodedata
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Final
 
@@ -23,6 +24,15 @@ Threads = Annotated[int, Field(ge=1, le=4096)]
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
 Resource = Annotated[float, Field(ge=0, le=100_000_000_000_000)]  # of which Ray counts no more (MAX_RESOURCE_QUANTITY)
 Rows = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+def no_parts(resources: Mapping[str, float], at: str) -> Iterator[Unfit]:
+    """What Ray refuses to give in parts, only as it places who asks for it. at: the key that resources stand at."""
+    for name, amount in resources.items():
+        if name == "neuron_cores" and amount % 1:
+            yield Unfit("a NeuronCore has one owner", expected="a whole number", at=(at, name))
+        if name == "num_gpus" and amount > 1 and amount % 1:
+            yield Unfit("Ray gives parts of one GPU alone", expected="a whole number, or less than 1", at=(at, name))
 
 
 # Names stand in paths, lane names (`model:version/backend`), metric labels, and in the names of threads, files and deployments.

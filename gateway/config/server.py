@@ -16,6 +16,7 @@ from gateway.config.fields import (
     SecondsOrZero,
     Strict,
     is_loopback,
+    no_parts,
 )
 from gateway.documents.faults import Unfit
 
@@ -121,7 +122,7 @@ class ServerSection(Strict):
 
     def together(self) -> Iterable[Iterator[Unfit]]:
         """For `gateway.documents.lenient`, as all of this name."""
-        return self._same_port(), self._no_port()
+        return self._same_port(), self._no_port(), no_parts(self.ingress_resources, "ingress_resources")
 
     def _same_port(self) -> Iterator[Unfit]:
         if self.http_port and self.http_port == self.grpc_port:

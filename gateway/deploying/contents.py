@@ -12,9 +12,7 @@ from typing import Any, Final
 
 import yaml
 
-from backends.artifacts import ONNX, identify
-from backends.files_below import files_below
-from backends.onnx_file import weights_beside
+from backends.artifact_sizes import artifact_bytes
 from backends.source import is_source
 from gateway.config import Config, config_of, located
 from gateway.deploying.packing import Package, packed, relative_of, secrets_here
@@ -120,11 +118,7 @@ def _bytes(backend: dict[str, Any], folder: Path) -> int | None:
         return 0
     if is_source(backend["model"]):
         return None
-    path = folder / str(backend["model"])
-    if path.is_file():
-        beside = weights_beside(path) if identify(path) == ONNX else ()
-        return sum(file.stat().st_size for file in (path, *(path.parent / name for name in beside)) if file.is_file())
-    return sum(file.stat().st_size for file in files_below(path)) or None
+    return artifact_bytes(folder / str(backend["model"]))
 
 
 class _Plain(yaml.SafeDumper):

@@ -109,7 +109,7 @@ def gpus_of(backend: Backend) -> int:
 
 
 def neuron_cores_of(backend: Backend) -> int:
-    stated = math.ceil(backend.resources.get("neuron_cores", 0))
+    stated = int(backend.resources.get("neuron_cores", 0))
     return stated or (backend.sessions if isinstance(backend, Neuron) else 0)
 
 

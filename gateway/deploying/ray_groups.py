@@ -74,7 +74,7 @@ def ingress_needs(held: Contents, memory_bytes: int | None) -> Needs:
             needs.cores,
             max(own_bytes, math.ceil(beside * asked.get("memory", 0))),
             max(needs.gpus, math.ceil(asked.get("num_gpus", 0))),
-            max(needs.neuron_cores, math.ceil(asked.get("neuron_cores", 0))),
+            max(needs.neuron_cores, int(asked.get("neuron_cores", 0))),
         ),
         memory_bytes,
     )
@@ -138,6 +138,8 @@ def asked_by_ingress(config: Config) -> dict[str, float]:
     named = max((gpus_of(backend) for backend in embedded if "num_gpus" not in backend.resources), default=0)
     if named:
         found["num_gpus"] = max(found.get("num_gpus", 0), named)
+    if found.get("num_gpus", 0) > 1:  # of which Ray gives no parts
+        found["num_gpus"] = math.ceil(found["num_gpus"])
     return {key: value for key, value in found.items() if key != "num_cpus"}
 
 
@@ -152,7 +154,7 @@ def surges(config: Config) -> bool:
     """Whether an upgrade starts each ingress beside the old one, on its node."""
     asked = asked_by_ingress(config)
     embedded = [backend for model in config.models for backend in model.backends if backend.placement == "embedded"]
-    shared = all(asked.get(key, 0) <= 0.5 for key in ("num_gpus", "neuron_cores"))
+    shared = asked.get("num_gpus", 0) <= 0.5 and not asked.get("neuron_cores")
     return shared and config.server.ingress_surge and all(backend.surge for backend in embedded)
 
 

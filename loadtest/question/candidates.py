@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from backends.artifact_sizes import artifact_bytes
 from backends.check import checked
 from backends.mistakes import Wanted
 from backends.source import is_source
@@ -41,7 +42,7 @@ class CandidateSetup:
     cpus: the cores it is pinned to; empty: all.
     price: None for a `url` candidate whose instance type is still to be asked from the server, and where none is known of one
     that is to be launched, which `preflight` refuses.
-    artifact_bytes: of the model's file; None if it is no single file.
+    artifact_bytes: of the model's files; None if it is code, or elsewhere.
     pool: candidates of one pool share their max_count: same entry, same instance type; "": none but itself.
     """
 
@@ -294,7 +295,7 @@ class Expansion:
             max_count=self.wanted.max_count,
             numerics=numerics_of(parsed.kind, options),
             full_precision=full_precision(parsed.kind, options),
-            artifact_bytes=_size(options.get("model")),
+            artifact_bytes=None if parsed.kind == "triton" else _size(options.get("model")),  # where it is a name
             pool=f"{self.at} {instance.instance_type}",
         )
 
@@ -313,7 +314,7 @@ class Expansion:
             built = any(backend.get("model") == model and backend.get("build") for backend in self.model.get("backends", ()))
             remedy = f"`gateway compile {self.file.gateway}` makes it" if built else "paths count from the spec's folder"
             raise UsageError(f"{self.at}: backend: no file {model!r}; {remedy}")
-        size_gib = Path(model).stat().st_size / (1 << 30)
+        size_gib = (_size(model) or 0) / (1 << 30)
         if self._launched or not instance_type:
             return
         if size_gib > (memory_gib := self.catalogue.instance(instance_type).memory_gib):
@@ -375,8 +376,8 @@ def _brief(model: object, others: Sequence[object]) -> str:
 
 
 def _size(model: object) -> int | None:
-    """Of a model that is one file."""
-    return Path(model).stat().st_size if isinstance(model, str) and ":" not in model and Path(model).is_file() else None
+    """With weights beside it; None: of code."""
+    return artifact_bytes(Path(model)) if isinstance(model, str) and ":" not in model else None
 
 
 def oddities(file: SpecFile, candidates: list[CandidateSetup], catalogue: Catalogue, locked: Sequence[str] = ()) -> list[str]:

@@ -1,9 +1,13 @@
 """The Neuron backend on a double of torch_neuronx (platform `neuron-double`). Nothing here speaks of a real device."""
 
+import asyncio
+import errno
 import inspect
+import json
 import os
 import runpy
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +23,10 @@ from backends.base import ExecutionFailed, LoadFailed, ModelSpec, SessionLost, T
 from backends.check import checked
 from backends.mistakes import Wanted
 from backends.neuron import NeuronSession, visible_cores
-from gateway.config import NeuronBuild
+from gateway.cli import main
+from gateway.commands.trial import tried
+from gateway.config import NeuronBuild, config_of
+from gateway.documents.reader import read
 from tests.backends.contract import LINEAR, SPEC, expected
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -74,6 +81,29 @@ def test_a_process_that_was_given_no_cores_does_not_load(ragged: Path, monkeypat
     monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
     with pytest.raises(LoadFailed, match=r"resources: \{neuron_cores: 1\}"):
         backends.load("neuron", {"model": str(ragged)}, RAGGED)
+    monkeypatch.setenv("NEURON_RT_NUM_CORES", "2")
+    with pytest.raises(LoadFailed, match="NEURON_RT_NUM_CORES='2' does not say which cores"):
+        backends.load("neuron", {"model": str(ragged)}, RAGGED)
+
+
+@pytest.mark.parametrize("more", [{"sessions": 2}, {"placement": "replicas", "resources": {"neuron_cores": 1}}])
+def test_check_and_batch_take_the_cores_that_they_need(
+    more: dict[str, Any], ragged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = {"kind": "neuron", "model": str(ragged), **more}
+    tensors = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, -1]}]}
+    tensors["outputs"] = [{"name": "sum", "datatype": "FP32", "shape": [-1]}]
+    model = {"name": "m", "max_rows": 4, **tensors, "ragged": {"pad": {"x": 0}, "buckets": [8, 16]}, "backends": [backend]}
+    (tmp_path / "m.yaml").write_text(json.dumps({"models": [model]}))
+    (tmp_path / "rows.jsonl").write_text('{"x": [1, 2]}\n')
+    backends.load("neuron", {"model": str(ragged)}, RAGGED).open_session(0).close()  # the process holds two from here on
+    monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
+    document = read(tmp_path / "m.yaml")
+    assert asyncio.run(tried(document, config_of(document))) == ((), ())
+    assert os.environ.pop("NEURON_RT_VISIBLE_CORES") == "0"
+    assert main(["batch", str(tmp_path / "m.yaml"), "m", str(tmp_path / "rows.jsonl"), str(tmp_path / "sums.jsonl")]) == 0
+    assert json.loads((tmp_path / "sums.jsonl").read_text())["sum"] == 3
+    assert os.environ.pop("NEURON_RT_VISIBLE_CORES") == ("0-1" if "sessions" in more else "0")
 
 
 def test_there_is_an_artifact_for_each_rows_and_length(ragged: Path) -> None:
@@ -128,7 +158,7 @@ def test_each_session_gets_the_core_that_fewest_have(ragged: Path, monkeypatch: 
     third.close()
     with monkeypatch.context() as full:
         full.setattr(torch_neuronx, "set_neuron_cores", raises)
-        with pytest.raises(LoadFailed, match="core 2: full"):
+        with pytest.raises(LoadFailed, match="core 2: RuntimeError: full"):
             models[0].open_session(0)
     fourth = models[0].open_session(0)
     assert placed[12::4] == [0]
@@ -176,6 +206,46 @@ def test_a_damaged_directory_is_told(ragged: Path, tmp_path: Path, manifest: str
         backends.load("neuron", {"model": str(copied)}, RAGGED)
 
 
+def test_a_folder_that_may_not_be_read_is_told_as_such(ragged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("backends.neuron.file_bytes", denied)
+    with pytest.raises(LoadFailed, match=r"manifest\.json: Permission denied: let the user that serves read") as raised:
+        backends.load("neuron", {"model": str(ragged)}, RAGGED)
+    assert "compile" not in str(raised.value)
+
+
+def test_others_may_read_what_was_compiled_as_far_as_the_umask_lets_them(ragged: Path) -> None:
+    os.umask(umask := os.umask(0o077))
+    assert stat.S_IMODE(ragged.stat().st_mode) == 0o777 & ~umask
+    assert {stat.S_IMODE(file.stat().st_mode) for file in ragged.iterdir()} == {0o666 & ~umask}
+
+
+def test_a_folder_that_is_compiled_again_is_replaced_where_its_link_leads(neuron_double: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk" / "m").mkdir(parents=True)
+    (tmp_path / "disk" / "m" / "of_before.pt").touch()
+    link = tmp_path / "m"
+    link.symlink_to(tmp_path / "disk" / "m")
+    backends.build("neuron", link, SPEC, source=LINEAR, options={}, row_sizes=(2,), target="inf2")
+    assert sorted(file.name for file in (tmp_path / "disk" / "m").iterdir()) == ["2x0.pt", "manifest.json"]
+    assert link.is_symlink()
+    assert sorted(file.name for folder in (tmp_path, tmp_path / "disk") for file in folder.iterdir()) == ["disk", "m", "m"]
+
+
+def test_a_compilation_that_fails_leaves_what_was_there(
+    neuron_double: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch_neuronx
+
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "of_before.pt").touch()
+    monkeypatch.setattr(torch_neuronx, "trace", raises)
+    with pytest.raises(Exception, match="full"):
+        backends.build("neuron", tmp_path / "m", SPEC, source=LINEAR, options={}, row_sizes=(2,), target="inf2")
+    assert [str(file.relative_to(tmp_path)) for file in sorted(tmp_path.rglob("*"))] == ["m", "m/of_before.pt"]
+
+
 def test_open_lengths_need_buckets(neuron_double: Path) -> None:
     how = {"source": f"{__file__}:summed", "options": {}, "row_sizes": (1,), "target": "inf2"}
     with pytest.raises(LoadFailed, match=r"ragged\.buckets"):
@@ -215,8 +285,9 @@ def test_a_core_whose_memory_is_full_fails_the_load(ragged: Path, monkeypatch: p
 
 def test_a_row_with_nan_fails_its_batch_and_the_session_runs_the_next(ragged: Path) -> None:
     session = backends.load("neuron", {"model": str(ragged)}, RAGGED).open_session(0)
-    with pytest.raises(ExecutionFailed, match="status=1003 message=Numerical Error"):
+    with pytest.raises(ExecutionFailed) as raised:
         session.run({"x": np.full((1, 8), np.nan, np.float32)}, {})
+    assert str(raised.value) == "RuntimeError: Failed to execute the model status=1003 message=Numerical Error"
     assert session.run({"x": np.ones((1, 8), np.float32)}, {})["sum"] == 8
 
 
@@ -233,6 +304,8 @@ def test_a_row_with_nan_fails_its_batch_and_the_session_runs_the_next(ragged: Pa
         ("Failed to execute the model status=4 message=Allocation Failure", SessionLost),
         ("nrt_execute: NRT_EXEC_HW_ERR_NC_UE", SessionLost),
         ("NRT:nrt_tensor_read failed", SessionLost),
+        ("nrt_infodump status=1\nFailed to execute the model status=1003 message=Numerical Error", ExecutionFailed),
+        ("nrt_execute failed\nsee the log for what came before", SessionLost),
     ],
 )
 def test_what_the_runtime_says_is_the_inputs_fault_or_the_devices(said: str, error: type[Exception]) -> None:

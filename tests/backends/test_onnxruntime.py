@@ -112,6 +112,18 @@ def test_a_file_of_half_precision_that_onnx_runtime_crashes_on_is_served(tmp_pat
     assert not has_fp16(Path(normalised(tmp_path / "single.onnx", 1, 4)))  # which keeps the fusion
 
 
+def test_a_model_takes_its_file_and_the_weights_that_this_names(tmp_path: Path) -> None:
+    helper = onnx.helper
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 64]) for name in ("x", "y"))
+    weights = helper.make_tensor("w", onnx.TensorProto.FLOAT, (64,), np.ones(64, np.float32).tobytes(), raw=True)
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    path = tmp_path / "m.onnx"
+    onnx.save_model(made, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (tmp_path / "m.onnx.build.json").write_text("{}")
+    assert backends.load("onnxruntime", {"model": str(path)}, unstated(8)).memory_bytes == path.stat().st_size + 256
+
+
 def test_strings_pass_as_bytes(tmp_path: Path) -> None:
     model = backends.load(
         "onnxruntime", {"model": identity(tmp_path / "s.onnx", onnx.TensorProto.STRING, ["n", 1])}, unstated(8)

@@ -1,6 +1,7 @@
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import yaml
 
@@ -199,6 +200,25 @@ def test_a_model_larger_than_the_instance_is_refused(catalogue: Catalogue, tmp_p
         file.truncate(5 << 30)  # sparse
     huge = {"instances": ["c7i.large"], "backend": {"kind": "onnxruntime", "model": str(model)}}
     with pytest.raises(UsageError, match=r"huge\.onnx has 5\.0 GiB, c7i\.large only 4 GiB of memory"):
+        parse_search_spec(changed(candidates=[huge]), catalogue, source="s.yaml")
+
+
+@pytest.mark.parametrize("kind", ["onnxruntime", "neuron"])
+def test_a_model_is_as_large_as_all_its_files(catalogue: Catalogue, tmp_path: Path, kind: str) -> None:
+    model = tmp_path / "m.onnx"
+    large = tmp_path / "weights" if kind == "onnxruntime" else model / "1x8.pt"
+    if kind == "onnxruntime":
+        tensor = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, (64,), bytes(256), raw=True)
+        onnx.save_model(
+            onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [tensor])),
+            str(model), save_as_external_data=True, location=large.name, size_threshold=0,
+        )  # fmt: skip
+    else:
+        model.mkdir()
+    with large.open("ab") as file:
+        file.truncate(5 << 30)  # sparse
+    huge = {"instances": ["c7i.large"], "backend": {"kind": kind, "model": str(model)}}
+    with pytest.raises(UsageError, match=r"m\.onnx has 5\.0 GiB, c7i\.large only 4 GiB of memory"):
         parse_search_spec(changed(candidates=[huge]), catalogue, source="s.yaml")
 
 

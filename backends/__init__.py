@@ -170,7 +170,10 @@ class _Checked:
         self._cast = cast
         self.spec: ModelSpec = model.spec
         self.device: Device = model.device
-        self.memory_bytes: int = model.memory_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._model.memory_bytes
 
     def open_session(self, index: int) -> Session:
         return _CheckedSession(self._model.open_session(index), self.spec, cast=self._cast)

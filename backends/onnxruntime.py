@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from backends.artifact_sizes import artifact_bytes
 from backends.artifacts import UNKNOWN, identify
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
 from backends.cuda_graphs import recorded_rows, running
@@ -288,7 +287,6 @@ class OnnxRuntimeModel:
     def __init__(self, spec: ModelSpec, session: Any, model: str, threads: int, device: str, cuda_graphs: bool) -> None:
         self.spec = spec
         self.device = Device(device)
-        self.memory_bytes = artifact_bytes(Path(model)) or 0
         self._model = model
         self._threads = threads
         self._cuda_graphs = cuda_graphs
@@ -296,6 +294,12 @@ class OnnxRuntimeModel:
         self._shared = threads == 1 and device == "cpu"
         self._lock = threading.Lock()
         self._closed = False
+
+    @property
+    def memory_bytes(self) -> int:
+        from backends.artifact_sizes import artifact_bytes  # for who asks
+
+        return artifact_bytes(Path(self._model)) or 0
 
     def open_session(self, index: int) -> "OnnxRuntimeSession":
         if self._closed:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from backends.neuron import NUM_CORES, VISIBLE_CORES
-from gateway.commands.neuron_cores import take_neuron_cores
+from gateway.commands.serve import take_neuron_cores
 from gateway.config import Config, parse_config
 from gateway.configuring.ingresses import decided, side_by_side
 from gateway.configuring.need_of_ray import need_of_ray, uses_ray

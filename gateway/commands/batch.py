@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from backends.artifact_digests import artifact_digest, file_digest, weights_of
 from backends.artifacts import MODEL_FILES
 from backends.source import is_source
-from gateway.commands.neuron_cores import take_neuron_cores
+from gateway.commands.serve import take_neuron_cores
 from gateway.config import Backend, Config, ModelSection, Neuron, Triton
 from gateway.errors import ConfigError
 from gateway.process.command_line import add_command

@@ -1,11 +1,12 @@
 """`gateway serve`: in one plain process, in several, or on Ray where that is needed or asked for."""
 
 import contextlib
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from gateway.commands.neuron_cores import take_neuron_cores
 from gateway.commands.one_process import MakeMultiModel, run
-from gateway.config import Config
+from gateway.config import Backend, Config, Neuron
 from gateway.garbage import leave_out
 from gateway.process.announcement import announcer
 from gateway.process.console import Speech
@@ -36,3 +37,19 @@ def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMult
             run(config, run_dir, announcer(config, results, quiet=speech.quiet), multi_model=multi_model)
     leave_out()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
     return 0
+
+
+def take_neuron_cores(backends: Iterable[Backend]) -> None:
+    """A core for each session of these, which this process opens, unless somebody has said which are ours, or how many.
+
+    The runtime, told nothing, takes all of the machine. Where only the number was said, the backend refuses: of that many, the
+    runtime takes any.
+    """
+    here = list(backends)
+    if any(isinstance(backend, Neuron) for backend in here):
+        from backends.neuron import NUM_CORES, VISIBLE_CORES
+        from gateway.deploying.needs import neuron_cores_of  # which most processes do without
+
+        if NUM_CORES not in os.environ:
+            last = sum(map(neuron_cores_of, here)) - 1
+            os.environ.setdefault(VISIBLE_CORES, f"0-{last}" if last else "0")

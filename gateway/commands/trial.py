@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
-from gateway.commands.neuron_cores import take_neuron_cores
+from gateway.commands.serve import take_neuron_cores
 from gateway.config import Backend, Config, ModelSection, Routing
 from gateway.documents.faults import Fault
 from gateway.documents.reader import Document

@@ -171,12 +171,12 @@ def named_sizes(inputs: Iterable[Sequence[int]]) -> dict[str, int]:
     return {name: place for place, name in enumerate(names)}
 
 
-def compiled_for(path: Path) -> Compiled | None:
-    """None, if the package does not say it as it is known here."""
+def compiled_for(path: Path, *, own: bool = True) -> Compiled | None:
+    """None, if the package does not say it as it is known here. own: with what `gateway compile` has written into it."""
     try:
         with zipfile.ZipFile(path) as archive:
             sources = [archive.read(name).decode() for name in archive.namelist() if _SOURCE.search(name)]
-            extra = next((name for name in archive.namelist() if name.endswith(f"/{_EXTRA}")), None)
+            extra = next((name for name in archive.namelist() if own and name.endswith(f"/{_EXTRA}")), None)
             if extra and archive.getinfo(extra).file_size > _MOST_BYTES:
                 raise ValueError("too large")
             verified, guards = _own_sizes(json.loads(archive.read(extra))) if extra else ({}, None)
@@ -332,6 +332,10 @@ class HeldPackage:
         import torch
 
         compiled = compiled_for(path)
+        if compiled is None and compiled_for(path, own=False) is not None:
+            raise LoadFailed(
+                f"{path.absolute()}: its {_EXTRA} is not as this gateway writes it: make the package anew by `gateway compile`"
+            )
         if compiled is None:
             raise LoadFailed(
                 f"{path.absolute()}: an AOTInductor package that does not say what it was compiled for, as those of PyTorch "

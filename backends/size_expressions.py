@@ -51,19 +51,20 @@ def condition(text: str, places: Mapping[str, Any] | None) -> Function:
 
 
 @functools.cache
-def keeps_few_out(text: str) -> bool:
+def keeps_few_out(text: str, alike: frozenset[str] = frozenset()) -> bool:
     """Whether a condition keeps out only sizes that are equal, and those of 1 and less.
 
     So PyTorch's conditions are where it chose a way for what is no 1, or differs, and another may give the same. With one row,
     `rows * size > size` keeps out what is equal, as no drawn sizes make it less.
+    alike: the names of sizes that are equal in each request, as rows are, though the condition may have them apart.
     """
-    return _keeps_few_out(_parsed(text))
+    return _keeps_few_out(_parsed(text), alike)
 
 
-def _keeps_few_out(node: ast.expr) -> bool:
+def _keeps_few_out(node: ast.expr, alike: frozenset[str]) -> bool:
     match node:
         case ast.BoolOp(values=parts):
-            return all(map(_keeps_few_out, parts))
+            return all(_keeps_few_out(part, alike) for part in parts)
         case ast.Compare(ops=[ast.NotEq()]):
             return True
         case (
@@ -76,7 +77,8 @@ def _keeps_few_out(node: ast.expr) -> bool:
             | ast.Compare(left=less, ops=[ast.Lt()], comparators=[more])
         ):
             holds = condition(f"({ast.unparse(more)}) >= ({ast.unparse(less)})", None)
-            return all(map(holds, drawn_sizes({name.id for name in ast.walk(node) if isinstance(name, ast.Name)})))
+            names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+            return all(holds(drawn | dict.fromkeys(alike, drawn[""])) for drawn in drawn_sizes({*names, ""}))
     return False
 
 

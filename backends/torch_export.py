@@ -2,8 +2,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,7 +130,8 @@ def _width(declared: ModelSpec, program: torch.export.ExportedProgram, found: It
     shapes = [values[name].shape for name in program.graph_signature.user_inputs]
     places = named_sizes(shapes)
     conditions = {guard: condition(guard, places) for guard in found}
-    if not any(all(map(keeps_few_out, _broken(declared, conditions, 1, length, {}))) for length in range(5, 300)):
+    few_out = _few_out(declared)
+    if not any(all(map(few_out, _broken(declared, conditions, 1, length, {}))) for length in range(5, 300)):
         return 1
     widths = [math.inf]
     for tensor, shape in zip(declared.inputs, shapes, strict=True):
@@ -163,6 +165,7 @@ class _SizeTrial:
         self._module, self._declared, self._compiled, self._integers_below = module, declared, compiled, integers_below
         places = named_sizes(each.sizes for each in compiled.inputs)
         self._guards = {guard: condition(guard, places) for guard in found}
+        self._few_out = _few_out(declared)
         self._axes = [axes for axes in compiled.equal_axes() if not (declared.max_rows and any(axis == 0 for _, axis in axes))]
 
     def lengths(self, artifact: Path) -> tuple[int, int]:
@@ -175,7 +178,7 @@ class _SizeTrial:
 
         def nearest(wanted: int) -> int:
             for length in sorted(possible, key=lambda length: abs(length - wanted)):
-                if all(map(keeps_few_out, self._broken(1, length, {}))):
+                if all(map(self._few_out, self._broken(1, length, {}))):
                     return length
             named = self._compiled.named([tensor.name for tensor in self._declared.inputs])
             of = f"as {shown(self._broken(1, least, {})[0], named)}" if possible else f"from {least} to {most}"
@@ -205,7 +208,7 @@ class _SizeTrial:
                 broken = self._broken(count, length, self._places(chosen, size))
                 if not broken and any(self._least(index) > 2 for index, _ in small):
                     return  # by a bound of the module's own, which may take another way
-                if (broken or small) and all(map(keeps_few_out, broken)):
+                if (broken or small) and all(map(self._few_out, broken)):
                     same = self._same(count, length, self._places(chosen, size))
                     keys: list[tuple[int, int] | str] = [*small, *broken]
                     for key in keys:
@@ -239,7 +242,7 @@ class _SizeTrial:
         """For each condition that only keeps sizes apart, the first size of these axes from _SMALL on that breaks it; and what
         is one less than an axis takes."""
         most = min((self._most(index) or _LARGE for index in chosen), default=0)
-        guards = {guard: holds for guard, holds in self._guards.items() if keeps_few_out(guard)}
+        guards = {guard: holds for guard, holds in self._guards.items() if self._few_out(guard)}
         found: dict[str, int] = {}
         for size in range(_SMALL, min(most, _LARGE) + 1):
             for guard in _broken(self._declared, guards, 1, length, self._places(chosen, size)):
@@ -305,6 +308,12 @@ def _sized(declared: ModelSpec, rows: int, length: int, sizes: Mapping[tuple[int
     """With no open size. sizes: as of `_shapes`."""
     shapes = zip(declared.inputs, _shapes(declared, rows, length, sizes), strict=True)
     return replace(declared, inputs=tuple(replace(tensor, shape=shape) for tensor, shape in shapes))
+
+
+def _few_out(declared: ModelSpec) -> Callable[[str], bool]:
+    """`keeps_few_out`, of a model whose inputs have the same rows, if it has any."""
+    rows = range(len(declared.inputs)) if declared.max_rows else ()
+    return partial(keeps_few_out, alike=frozenset(f"s{index}_0" for index in rows))
 
 
 def _broken(

@@ -22,6 +22,7 @@ from backends.aot_inductor import compiled_for, write_sizes
 from backends.base import ExecutionFailed, InputRefused, LoadFailed, ModelSpec, TensorSpec
 from backends.check import checked
 from backends.mistakes import Wanted
+from backends.size_expressions import keeps_few_out
 from backends.torch_choices import own_choices
 from backends.torch_guards import guards
 
@@ -67,6 +68,19 @@ class Related(torch.nn.Module):
 
     def forward(self, x: Any, y: Any) -> Any:
         return x[:, : y.shape[1]] + y
+
+
+class Attended(torch.nn.Module):
+    """Of whose conditions some know the rows of each input as sizes of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        of_x, of_y = (each.unsqueeze(2).expand(-1, -1, 32) for each in (x, y))
+        return self.attention(of_x, of_y, of_y, need_weights=False)[0].sum(2)
 
 
 class Fours(torch.nn.Module):
@@ -398,6 +412,27 @@ def test_sizes_that_need_not_be_equal_are_exported_so(builds: None, loads: Any, 
     assert told.endswith(", only for inputs with y.size()[1] <= x.size()[1]")
 
 
+def test_one_of_what_is_attended_to_is_taken(builds: None, loads: Any, tmp_path: Path) -> None:
+    code = Attended().eval()
+    loads(code)
+    declared = of("x", "y", shape=(-1, -1), max_rows=8)
+    told = backends.build("torch", tmp_path / "m.pt2", declared, source=f"{__file__}:Attended", options={})
+    assert "only for inputs" not in told
+    session = backends.load("torch", {"model": str(tmp_path / "m.pt2")}, declared).open_session(0)
+    for rows, length, attended in ((1, 1, 1), (1, 7, 1), (3, 7, 1), (2, 1, 13), (8, 5, 5)):
+        x, y = (np.linspace(0, 1, rows * each, dtype=np.float32).reshape(rows, each) for each in (length, attended))
+        with torch.no_grad():
+            expected = code(torch.from_numpy(x), torch.from_numpy(y)).numpy()
+        np.testing.assert_allclose(session.run({"x": x, "y": y}, {})["y"], expected, atol=1e-5)
+
+
+def test_sizes_that_are_equal_in_each_request_are_judged_so() -> None:
+    apart = "32*s0_0 < 32*s1_1*s1_0"
+    assert keeps_few_out(apart, frozenset(("s0_0", "s1_0")))
+    assert not keeps_few_out(apart)
+    assert not keeps_few_out("s1_1 < s0_1", frozenset(("s0_0", "s1_0")))
+
+
 def test_a_condition_that_is_not_known_is_refused_as_a_package_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     auto = torch.export.Dim.AUTO
     program = torch.export.export(Fours(), (torch.ones(3, 7),), dynamic_shapes=({0: auto, 1: auto},))
@@ -485,6 +520,8 @@ def test_a_package_of_other_values_than_sizes_is_not_read(verified: Any, guards:
     with zipfile.ZipFile(tmp_path / "m.pt2", "a") as archive:
         archive.writestr("halves/extra/gateway_sizes.json", json.dumps({"verified": verified, "guards": guards}))
     assert compiled_for(tmp_path / "m.pt2") is None
+    with pytest.raises(LoadFailed, match=r"gateway_sizes.json is not as this gateway writes it: .* by `gateway compile`"):
+        backends.load("torch", {"model": str(tmp_path / "m.pt2")}, of("x"))
 
 
 def test_rows_whose_length_is_no_multiple_of_what_divides_it_run_alone(halves: Path, loads: Any, tmp_path: Path) -> None:

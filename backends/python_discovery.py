@@ -1,21 +1,23 @@
 """What the user's own class or function takes and gives, and whether its rows share a batch: `backends.python` serves it.
 
 A class that states all its tensors is not made here: some may be made only once in a process, as they take a port, a lock or a
-name among metrics. A function that does is run, on rows that it may not be meant for, so not for long.
+name among metrics. A function that does is run, on rows that it may not be meant for: so not for long, and on a copy of this
+process, where it may be in the middle of its first call, which loads its model.
 """
 
 import inspect
-import signal
+import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import numpy as np
 
 from backends.base import NO_OPTIONS, BackendError, ExecutionFailed, LoadFailed, ModelSpec, Tensors, TensorSpec, words_of
 from backends.company import MOST_ROWS
+from backends.copied_process import CopyFailed, in_copy
 from backends.datatypes import NUMPY, as_requested, normalised, of_floats
 from backends.discovery import Found, from_example, from_ones, from_shapes, untried
 from backends.early_failure import EarlyFailure
@@ -31,10 +33,6 @@ _OF_INT8: Final = (
     f"max_rows: {MOST_ROWS}"
 )
 _UNKNOWN: Final = ModelSpec("python", (), (), 0)
-
-
-class _Late(KeyboardInterrupt):
-    """Ends a run as Ctrl-C does, which nothing takes for a fault of the code."""
 
 
 def read(
@@ -168,55 +166,34 @@ def _of_function(session: PythonSession, found: Found, example: Mapping[str, obj
         except SystemExit as exc:
             raise ExecutionFailed(words_of(exc)) from exc
 
-    def tried() -> Found:
+    def tried() -> str:
         given = _as_said({tensor.name: tensor.datatype for tensor in found.inputs}, example)
         if given is None:
-            return from_shapes(found.inputs, found.outputs, run, network=False, quantises=quantises)
-        return from_example(run, given, stated=found.inputs, outputs_stated=found.outputs, quantises=quantises)
+            shown = from_shapes(found.inputs, found.outputs, run, network=False, quantises=quantises)
+        else:
+            shown = from_example(run, given, stated=found.inputs, outputs_stated=found.outputs, quantises=quantises)
+        return json.dumps([asdict(shown), differ_alone])
 
     if threading.current_thread() is not threading.main_thread():
         why = "as that is done in the main thread only"
-    elif signal.getitimer(signal.ITIMER_REAL)[0] or signal.getsignal(signal.SIGALRM) is None:
-        why = "as this process has a timer that is running"
     else:
         try:
-            shown = _in_time(tried)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # whatever it makes of these rows
+            told = in_copy(tried, _LIMIT_S)
+        except CopyFailed:  # whatever it makes of these rows
             why = f"as it fails on {rows_of}"
         else:
-            if shown is not None:
-                of_int8 = (_OF_INT8,) if differ_alone and not shown.max_rows else ()
-                return replace(shown, notes=(*found.notes, *shown.notes, *of_int8))
+            if told is not None:
+                plain, alone = json.loads(told)
+                of_int8 = (_OF_INT8,) if alone and not plain["max_rows"] else ()
+                inputs, outputs = (tuple(TensorSpec(**_fixed(each)) for each in plain[key]) for key in ("inputs", "outputs"))
+                return Found(inputs, outputs, plain["max_rows"], (*found.notes, *plain["notes"], *of_int8))
             why = f"as it does not end on {rows_of} in {_LIMIT_S:g} s"
     return replace(found, notes=(*found.notes, untried(why)))
 
 
-def _in_time(trial: Callable[[], Found]) -> Found | None:
-    """None: it has not ended in time. On the main thread, where no timer runs."""
-    late = ended = False
-
-    def end(number: int, frame: object) -> None:
-        nonlocal late
-        late = True
-        if not ended:
-            raise _Late
-
-    before = signal.signal(signal.SIGALRM, end)
-    # More than once, for code that takes whatever is raised for a fault of one row.
-    signal.setitimer(signal.ITIMER_REAL, _LIMIT_S, _LIMIT_S / 10)
-    try:
-        found = trial()
-    except BaseException:
-        if not late:
-            raise
-        return None
-    finally:
-        ended = True  # from here on nothing may be raised
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    return None if late else found
+def _fixed(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """With tuples in the place of lists."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
 
 
 def _as_said(said: Mapping[str, str | None], example: Mapping[str, object] | None) -> Tensors | None:

@@ -1,8 +1,8 @@
 """What the python backend does beyond the contract."""
 
 import re
-import signal
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -393,6 +393,17 @@ def halvings_of(score: float) -> int:
     return count
 
 
+PARTS: dict[str, float] = {}
+
+
+def loads_once(score: Scores) -> Scores:
+    if not PARTS:
+        PARTS["first"] = 1.0
+        time.sleep(0.3)
+        PARTS["last"] = 2.0
+    return score * PARTS["last"]
+
+
 def quits(score: Scores) -> Scores:
     sys.exit("no licence")
 
@@ -418,19 +429,10 @@ class Ranked:
         return rank(score)
 
 
-@pytest.fixture
-def no_timer() -> Iterator[None]:
-    """As in most processes; pytest-timeout has one."""
-    before = signal.setitimer(signal.ITIMER_REAL, 0)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, *before)
-
-
 UNTRIED = "its rows are taken to be independent, and not tried, as "
 TELL = "; if they change each other's answers, set max_rows: 0"
 
 
-@pytest.mark.usefixtures("no_timer")
 @pytest.mark.parametrize("name", ["rank", "rank_of_unstated", "repeats", "of_largest"])
 def test_rows_of_a_function_are_tried_on_drawn_ones(name: str) -> None:
     found = of_requests(name)
@@ -441,7 +443,6 @@ def test_rows_of_a_function_are_tried_on_drawn_ones(name: str) -> None:
     assert of_requests(name, try_rows=False).max_rows == 32
 
 
-@pytest.mark.usefixtures("no_timer")
 def test_rows_of_a_function_that_states_all_are_tried_on_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
     for scores in ([3, 4, 7], [7]):  # of one row, too: a request may have several, which are ranked together
         found = of_requests("rank_of_low", example={"score": scores})
@@ -458,7 +459,6 @@ def test_rows_of_a_function_that_states_all_are_tried_on_an_example(monkeypatch:
     assert of_requests("rank_of_low").max_rows == 0
 
 
-@pytest.mark.usefixtures("no_timer")
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -471,20 +471,25 @@ def test_rows_of_a_function_that_states_all_are_tried_on_an_example(monkeypatch:
 def test_rows_of_a_function_that_fails_or_never_ends_on_drawn_ones_are_batched(
     name: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(python_discovery, "_LIMIT_S", 0.02)
-    before = signal.getsignal(signal.SIGALRM)
+    if "does not end" in why:
+        monkeypatch.setattr(python_discovery, "_LIMIT_S", 0.02)
     found = of_requests(name)
     assert (found.max_rows, found.notes) == (32, (f"{UNTRIED}{why}{TELL}",))
-    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)) == (before, (0, 0))
 
 
-def test_a_function_is_not_tried_where_nothing_could_end_it(no_timer: None) -> None:
+def test_a_first_call_that_is_ended_leaves_nothing_half_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_discovery, "_LIMIT_S", 0.1)
+    found = of_requests("loads_once")
+    assert (found.max_rows, found.notes) == (32, (f"{UNTRIED}it does not end on drawn ones in 0.1 s{TELL}",))
+    code = load_object(f"{__file__}:loads_once")
+    assert code.__globals__["PARTS"] == {}
+    assert code(np.ones(2)).tolist() == [2, 2]
+
+
+def test_a_function_is_tried_by_the_main_thread_alone() -> None:
     with ThreadPoolExecutor() as threads:
         found = threads.submit(of_requests, "rank").result()
     assert (found.max_rows, found.notes) == (32, (f"{UNTRIED}that is done in the main thread only{TELL}",))
-    signal.setitimer(signal.ITIMER_REAL, 280)  # which the fixture ends
-    found = of_requests("rank")
-    assert (found.max_rows, found.notes) == (32, (f"{UNTRIED}this process has a timer that is running{TELL}",))
 
 
 def test_a_class_is_not_made_to_try_its_rows() -> None:

@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Generic, Protocol
+from typing import Final, Protocol
 from urllib.parse import quote
 
-from gateway.engine.inference import C, Endpoint, Endpoints, Inference, StreamedInference
+from gateway.engine.inference import C, Endpoint, Endpoints, Inference, Reply, StreamedInference
 from gateway.errors import Code, GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.long_answer import Slices
@@ -39,13 +39,18 @@ class AskedModel(Protocol):
         """Empty: the highest that is ready."""
 
 
-class OfExchange(Generic[C]):
-    """What inferences that an exchange asks for have in common."""
+class OfExchange(Inference[C, Reply]):
+    """What inferences that an exchange asks for have in common. They have the slots `_asked` and `_exchange`."""
 
-    __slots__ = ()
+    __slots__ = ()  # else it could not stand beside StreamedInference, which has some
 
     _asked: AskedModel
     _exchange: Exchange
+
+    def __init__(self, endpoints: Endpoints[C], exchange: Exchange, asked: AskedModel) -> None:
+        super().__init__(endpoints, exchange, exchange.arrival_ns)
+        self._exchange = exchange  # type: ignore[misc]  # a slot of the class below
+        self._asked = asked  # type: ignore[misc]  # likewise
 
     def about(self, code: Code | None) -> tuple[str, int]:
         """Of the semantic conventions for HTTP what the span's name does not say: each costs a microsecond."""
@@ -63,17 +68,12 @@ class OfExchange(Generic[C]):
         return self._exchange
 
 
-class RestInference(OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffer] | Slices, int | None]]):
+class RestInference(OfExchange[RestCodec, tuple[list[Buffer] | Slices, int | None]]):
     """An inference that an exchange asks for."""
 
     operation = "POST /v2/models/{model}/infer"
 
     __slots__ = ("_asked", "_exchange")
-
-    def __init__(self, endpoints: Endpoints[RestCodec], exchange: Exchange, asked: AskedModel) -> None:
-        super().__init__(endpoints, exchange, exchange.arrival_ns)
-        self._exchange = exchange
-        self._asked = asked
 
     def decode(self, codec: RestCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange
@@ -158,15 +158,10 @@ class _SliceWriter:
         self._slices = iter(())
 
 
-class _Generating(OfExchange[GenerateCodec], StreamedInference[GenerateCodec, list[bytes]]):
+class _Generating(OfExchange[GenerateCodec, list[bytes]], StreamedInference[GenerateCodec, list[bytes]]):
     """An inference by the generate extension that an exchange asks for."""
 
     __slots__ = ("_asked", "_exchange")
-
-    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, asked: AskedModel) -> None:
-        super().__init__(endpoints, exchange, exchange.arrival_ns)
-        self._exchange = exchange
-        self._asked = asked
 
     def decode(self, codec: GenerateCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange

@@ -6,10 +6,9 @@ from typing import Final
 
 from gateway.edges.rest_inference import (
     AskedModel,
+    OfEvents,
     OfExchange,
     RestInference,
-    begin_events,
-    end_events,
     respond_error,
     respond_event,
     write_event,
@@ -81,7 +80,7 @@ class RawInvocation(_OfContainer[RawCodec, tuple[bytes, str]]):
         self._ended().respond(200, body, content_type.encode())
 
 
-class Invocation(_OfContainer[FormCodec, FormReply], StreamedInference[FormCodec, FormReply]):
+class Invocation(OfEvents[FormCodec, FormReply], _OfContainer[FormCodec, FormReply], StreamedInference[FormCodec, FormReply]):
     """One of any other form. Answered in parts, by server-sent events, where the client asks for these."""
 
     operation = "POST /invocations"
@@ -97,9 +96,6 @@ class Invocation(_OfContainer[FormCodec, FormReply], StreamedInference[FormCodec
         self._answer = answer
         self._begun = False
         self._reply: FormReply | None = None  # the one part of a decoupled model
-
-    def about(self, code: Code | None) -> tuple[str, int]:
-        return super().about(None if self._begun else code)  # the status leaves with the first part
 
     def decode(self, codec: FormCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange, form, answer = self._exchange, self._form, self._answer
@@ -140,17 +136,6 @@ class Invocation(_OfContainer[FormCodec, FormReply], StreamedInference[FormCodec
             raise self._not_one("no")
         else:
             self.answer(self._reply)
-
-    def refuse(self, error: GatewayError) -> None:
-        if self._begun:
-            end_events(self._ended(), error)
-        else:
-            super().refuse(error)
-
-    def _begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            begin_events(self._exchange)
 
     def _not_one(self, parts: str) -> InvalidArgument:
         return InvalidArgument(

@@ -204,7 +204,32 @@ class Generate(_Generating):
         )
 
 
-class GenerateStream(_Generating):
+class OfEvents(OfExchange[C, Reply]):
+    """What those have in common that may be answered by server-sent events. They have the slot `_begun`, at first False."""
+
+    __slots__ = ()
+
+    _begun: bool
+
+    def about(self, code: Code | None) -> tuple[str, int]:
+        return super().about(None if self._begun else code)  # the status leaves with the first part
+
+    def refuse(self, error: GatewayError) -> None:
+        """Send the error behind the parts that are sent, as the last event."""
+        if self._begun:
+            exchange = self._ended()
+            write_event(exchange, (error_body(error.words),))
+            exchange.finish()
+        else:
+            super().refuse(error)
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True  # type: ignore[misc]  # a slot of the class below
+            self._exchange.begin(200, _EVENTS, _NOT_KEPT)
+
+
+class GenerateStream(OfEvents[GenerateCodec, list[bytes]], _Generating):
     """A server-sent event for each part, and for an error behind them; one for the answer of a model that gives it whole."""
 
     operation = "POST /v2/models/{model}/generate_stream"
@@ -214,9 +239,6 @@ class GenerateStream(_Generating):
     def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, asked: AskedModel) -> None:
         super().__init__(endpoints, exchange, asked)
         self._begun = False
-
-    def about(self, code: Code | None) -> tuple[str, int]:
-        return super().about(None if self._begun else code)  # the status leaves with the first part
 
     def answer(self, reply: list[bytes]) -> None:
         respond_event(self._ended(), reply)
@@ -230,26 +252,11 @@ class GenerateStream(_Generating):
         self._begin()
         self._ended().finish()
 
-    def refuse(self, error: GatewayError) -> None:
-        if self._begun:
-            end_events(self._ended(), error)
-        else:
-            super().refuse(error)
-
-    def _begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            begin_events(self._exchange)
-
 
 def respond_event(exchange: Exchange, pieces: Sequence[Buffer]) -> None:
     """Answer with one server-sent event. pieces: of JSON without line ends."""
     exchange.compress = False  # as where there are more of them
     exchange.respond(200, (b"data: ", *pieces, b"\n\n"), _EVENTS, _NOT_KEPT)
-
-
-def begin_events(exchange: Exchange) -> None:
-    exchange.begin(200, _EVENTS, _NOT_KEPT)
 
 
 def write_event(exchange: Exchange, pieces: Sequence[Buffer]) -> None:
@@ -259,12 +266,6 @@ def write_event(exchange: Exchange, pieces: Sequence[Buffer]) -> None:
     else:
         for piece in (b"data: ", *pieces, b"\n\n"):
             exchange.write(piece)
-
-
-def end_events(exchange: Exchange, error: GatewayError) -> None:
-    """Send an error behind others, as the last."""
-    write_event(exchange, (error_body(error.words),))
-    exchange.finish()
 
 
 def respond_error(exchange: Exchange, error: GatewayError, status: int | None = None) -> None:

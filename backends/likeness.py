@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+TOLERANCE: Final = 1e-4  # between the module and what was made of it at full precision, element by element
 _NO_LESS: Final = 1e-4  # than this an element of an output that is to be all 0 may be
 
 

@@ -14,14 +14,13 @@ import numpy as np
 
 from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, example_inputs, words_of
 from backends.datatypes import NUMPY
-from backends.likeness import Likeness
+from backends.likeness import TOLERANCE, Likeness
 from backends.onnx_file import ONE_NAME, OTHER_NAME
 from backends.onnx_rounded import rounded
 
 if TYPE_CHECKING:
     from backends.module_to_build import ModuleToBuild
 
-TOLERANCE: Final = 1e-4  # between the module and its fp32 export, element by element
 # Between all that an output gives of the two as one vector, on random inputs.
 _LEAST_COSINE: Final = {"fp16": 0.999, "int8": 0.9}
 _FURTHEST: Final = {"fp16": 0.05, "int8": 0.5}  # the length of the difference of these in parts of it, as such a cosine has it

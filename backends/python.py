@@ -283,28 +283,23 @@ class PythonSession:
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         predict = self._open()
         with _told():
-            inputs = self._given(inputs)
-            if self._signature.style != "dict":
-                outputs: Any = call_by_name(predict, self._signature, inputs, self._outputs)
-            else:
-                outputs = self._asked(predict, inputs, parameters)
+            outputs = self._asked(predict, call_by_name, inputs, parameters)
         return _copied(self._kept(_checked(outputs)))
 
     def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
         predict = self._open()
-        with _told():
-            inputs = self._given(inputs)
-            if self._signature.style != "dict":
-                given: Any = stream_by_name(predict, self._signature, inputs, self._outputs)
-            else:
-                given = self._asked(predict, inputs, parameters)
-            with parts_of(given) as parts:
-                for outputs in parts:
-                    failed = isinstance(outputs, EarlyFailure)
-                    yield outputs if failed else _copied(self._kept(_checked(outputs, "yielded")))
+        with _told(), parts_of(self._asked(predict, stream_by_name, inputs, parameters)) as parts:
+            for outputs in parts:
+                failed = isinstance(outputs, EarlyFailure)
+                yield outputs if failed else _copied(self._kept(_checked(outputs, "yielded")))
 
-    def _asked(self, predict: Callable[..., Any], inputs: Tensors, parameters: Mapping[str, object]) -> Any:
-        """What a `predict` of style `dict` gives."""
+    def _asked(
+        self, predict: Callable[..., Any], by_name: Callable[..., Any], inputs: Tensors, parameters: Mapping[str, object]
+    ) -> Any:
+        """What it gives. by_name: calls one of another style than `dict`."""
+        inputs = self._given(inputs)
+        if self._signature.style != "dict":
+            return by_name(predict, self._signature, inputs, self._outputs)
         return predict(inputs) if self._parameters_of is None else predict(inputs, self._parameters_of(parameters))
 
     def declare(self, outputs: Mapping[str, TensorSpec]) -> None:

@@ -13,14 +13,13 @@ import torch
 
 from backends.aot_inductor import Compiled, HeldPackage, compiled_for, named_sizes, shown, write_sizes
 from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, example_inputs
-from backends.likeness import Likeness
+from backends.likeness import TOLERANCE, Likeness
 from backends.module_to_build import ModuleToBuild, arguments, check_declared, exporting, loaded_module, random_inputs
 from backends.size_expressions import Function, condition, drawn_sizes, keeps_few_out
 from backends.torch import UNBOUNDED
 from backends.torch_choices import own_choices
 from backends.torch_guards import guards
 
-TOLERANCE: Final = 1e-4  # between the module and its package, element by element
 _ROWS: Final = 3  # of examples: not a length of theirs
 _WIDE: Final = 4  # times an example size, as a table may be: PyTorch's own bounds are up to 2 times
 _SMALL: Final = 9  # above the small sizes that are tried, each

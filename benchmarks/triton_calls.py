@@ -119,7 +119,9 @@ def by_aio(url: str) -> Call:
 
     channel = grpc.aio.insecure_channel(url, options=[("grpc.use_local_subchannel_pool", 1)])
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-    model = TritonModel(DECLARED, (url,), "echo", "", 30.0, False, False)
+    model = TritonModel(
+        DECLARED, (url,), model="echo", model_version="", timeout_s=30.0, drain_s=None, shared_memory=False, repair=False
+    )
     message = TritonSession(model, TritonConnection(url, "echo", ""))  # only to build requests as the backend does
 
     async def call(array: np.ndarray) -> None:

@@ -28,8 +28,8 @@ PATIENCE_NS: Final = 1_000_000_000
 """Virtual time to deadline of a request without one, so that requests with deadlines cannot starve it."""
 
 _DEFAULT_PRIORITY: Final = 2
-_LOWEST_PRIORITY: Final = 4
-MOST_WEIGHT: Final = 1 << (_LOWEST_PRIORITY - _DEFAULT_PRIORITY)
+LOWEST_PRIORITY: Final = 4
+MOST_WEIGHT: Final = 1 << (LOWEST_PRIORITY - _DEFAULT_PRIORITY)
 """Times the time to the deadline: that of the lowest class in `virtual_deadline`."""
 _MIXED_NS: Final = 1_000_000_000  # for so long more of another class are expected
 _EMPTY_QUEUES_KEPT: Final = 64
@@ -52,7 +52,7 @@ def deadline_of(request: InferRequest, slo_ns: int | None, reserved_ns: int = 0)
 
 def class_of(request: InferRequest) -> int:
     """1, the highest, to 4."""
-    return min(request.priority, _LOWEST_PRIORITY) or _DEFAULT_PRIORITY
+    return min(request.priority, LOWEST_PRIORITY) or _DEFAULT_PRIORITY
 
 
 def virtual_deadline(request: InferRequest, deadline_ns: int) -> int:

@@ -178,7 +178,7 @@ class Channel(ChannelConnection):
                 except BaseException:
                     channel.abort()
                     raise
-        except (OSError, TimeoutError) as exc:
+        except OSError as exc:
             raise ChannelLost(str(exc) or "no answer in time") from exc
         return channel
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -111,7 +111,7 @@ class StatusClient:
                 answer = self._connection.getresponse()
                 body = answer.read()
                 break
-            except (RemoteDisconnected, ConnectionResetError, BrokenPipeError) as exc:
+            except (ConnectionResetError, BrokenPipeError) as exc:
                 self._connection.close()
                 if not (kept and again):  # else it had only ended what was idle
                     raise self._unreachable(exc) from exc

@@ -83,7 +83,7 @@ def groups(held: Contents, chosen: Mapping[str, str], types: InstanceTypes, memo
     needs = ingress_needs(held, memory_bytes)
     needs = Needs(needs.cores + HEAD.cores, needs.memory_bytes + HEAD.memory_bytes, needs.gpus, needs.neuron_cores)
     beside = held.config.server.ingresses - 1
-    replicas = replica_groups(held, memory_bytes, (LISTENS,))
+    replicas = replica_groups(held, memory_bytes)
     if unknown := [name for name in chosen if name not in {LISTENS, *(group.name for group in replicas)}]:
         known = ", ".join((LISTENS, *(group.name for group in replicas)))
         raise ConfigError(f"--node: {', '.join(unknown)}: expected one of {known}")

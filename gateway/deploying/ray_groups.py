@@ -11,7 +11,7 @@ but not devices for two: where an ingress asks for a whole one, the old one ends
 
 import math
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any, Final
@@ -80,8 +80,8 @@ def ingress_needs(held: Contents, memory_bytes: int | None) -> Needs:
     )
 
 
-def replica_groups(held: Contents, memory_bytes: int | None, taken: Container[str] = ()) -> list[ReplicaGroup]:
-    """Of all backends in replicas of their own. taken: names that others have. Raises: ConfigError."""
+def replica_groups(held: Contents, memory_bytes: int | None) -> list[ReplicaGroup]:
+    """Of all backends in replicas of their own. Raises: ConfigError."""
     found: list[ReplicaGroup] = []
     for model, sizes in zip(held.config.models, held.bytes, strict=True):
         for backend, size in zip(model.backends, sizes, strict=True):
@@ -91,9 +91,9 @@ def replica_groups(held: Contents, memory_bytes: int | None, taken: Container[st
             least, most = (scaling.min_replicas, scaling.max_replicas) if scaling is not None else (backend.replicas,) * 2
             needs = _with_ray(of_replica(model.name, backend, size, memory_bytes), memory_bytes)
             plain = _plain(f"{model.name}-{model.version}-{backend.label}")
-            used = {group.name for group in found}
+            used = {LISTENS, *(group.name for group in found)}
             names = chain([plain], (f"{plain}-{number}" for number in count(2)))
-            name = next(name for name in names if name not in taken and name not in used)
+            name = next(name for name in names if name not in used)
             # An upgrade starts the new replica beside the old.
             found.append(ReplicaGroup(name, backend, needs, least, most + (1 if backend.surge else 0), stated_by(backend)))
     return found

@@ -65,7 +65,7 @@ _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_ST
 def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     """Raises: ConfigError."""
     check_fit(held, ", or --no-ray")
-    apart = replica_groups(held, rollout.memory_bytes, (LISTENS,))
+    apart = replica_groups(held, rollout.memory_bytes)
     groups = [_ingress_group(held, rollout), *(_group(group, held, rollout) for group in apart)]
     grown = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"securityContext": dict(SECURITY)}} if apart else {}
     of_head = ports(held, _SERVE) + [{"name": name, "containerPort": port} for name, port in _OF_HEAD.items()]

@@ -100,6 +100,7 @@ def shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
+    """A text as a message shows it."""
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 

@@ -6,15 +6,14 @@ from typing import Final
 
 from gateway.edges.rest_inference import (
     AskedModel,
+    OfEvents,
     OfExchange,
     RestInference,
-    begin_events,
-    end_events,
     respond_error,
     respond_event,
     write_event,
 )
-from gateway.engine.inference import C, Endpoints, Inference, StreamedInference
+from gateway.engine.inference import C, Endpoints, Reply, StreamedInference
 from gateway.errors import Code, GatewayError, InvalidArgument
 from gateway.protocols.invocations import FormCodec, FormReply, binary_headers, check_event
 from gateway.protocols.long_answer import Slices
@@ -38,7 +37,7 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
         respond_error(exchange, error)
 
 
-class _OfContainer(OfExchange[C]):
+class _OfContainer(OfExchange[C, Reply]):
     """What these inferences have in common."""
 
     __slots__ = ()
@@ -51,7 +50,7 @@ class _OfContainer(OfExchange[C]):
         refuse(self._ended(), error)
 
 
-class BinaryInvocation(_OfContainer[RestCodec], RestInference):
+class BinaryInvocation(_OfContainer[RestCodec, tuple[list[Buffer] | Slices, int | None]], RestInference):
     """One whose body is v2 with binary tensors: as `infer`, but for how the answer says so."""
 
     operation = "POST /invocations"
@@ -66,17 +65,12 @@ class BinaryInvocation(_OfContainer[RestCodec], RestInference):
         self._ended().respond(200, parts, *binary_headers(json_bytes))
 
 
-class RawInvocation(_OfContainer[RawCodec], Inference[RawCodec, tuple[bytes, str]]):
+class RawInvocation(_OfContainer[RawCodec, tuple[bytes, str]]):
     """One of a raw model: the body goes in as it came, and what the model gives is the answer's."""
 
     operation = "POST /invocations"
 
     __slots__ = ("_asked", "_exchange")
-
-    def __init__(self, endpoints: Endpoints[RawCodec], exchange: Exchange, asked: AskedModel) -> None:
-        super().__init__(endpoints, exchange, exchange.arrival_ns)
-        self._exchange = exchange
-        self._asked = asked
 
     def decode(self, codec: RawCodec, read_region: ReadRegion) -> InferRequest:
         return codec.decode(self._exchange.body, self._exchange.headers, self._arrival_ns)
@@ -86,7 +80,7 @@ class RawInvocation(_OfContainer[RawCodec], Inference[RawCodec, tuple[bytes, str
         self._ended().respond(200, body, content_type.encode())
 
 
-class Invocation(_OfContainer[FormCodec], StreamedInference[FormCodec, FormReply]):
+class Invocation(OfEvents[FormCodec, FormReply], _OfContainer[FormCodec, FormReply], StreamedInference[FormCodec, FormReply]):
     """One of any other form. Answered in parts, by server-sent events, where the client asks for these."""
 
     operation = "POST /invocations"
@@ -95,16 +89,13 @@ class Invocation(_OfContainer[FormCodec], StreamedInference[FormCodec, FormReply
 
     def __init__(self, endpoints: Endpoints[FormCodec], exchange: Exchange, asked: AskedModel, form: Form, answer: str) -> None:
         """form: of the body. answer: as `FormCodec.decode` takes it."""
-        super().__init__(endpoints, exchange, exchange.arrival_ns)
+        StreamedInference.__init__(self, endpoints, exchange, exchange.arrival_ns)  # a call less than by OfExchange's
         self._exchange = exchange
         self._asked = asked
         self._form = form
         self._answer = answer
         self._begun = False
         self._reply: FormReply | None = None  # the one part of a decoupled model
-
-    def about(self, code: Code | None) -> tuple[str, int]:
-        return super().about(None if self._begun else code)  # the status leaves with the first part
 
     def decode(self, codec: FormCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange, form, answer = self._exchange, self._form, self._answer
@@ -145,17 +136,6 @@ class Invocation(_OfContainer[FormCodec], StreamedInference[FormCodec, FormReply
             raise self._not_one("no")
         else:
             self.answer(self._reply)
-
-    def refuse(self, error: GatewayError) -> None:
-        if self._begun:
-            end_events(self._ended(), error)
-        else:
-            super().refuse(error)
-
-    def _begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            begin_events(self._exchange)
 
     def _not_one(self, parts: str) -> InvalidArgument:
         return InvalidArgument(

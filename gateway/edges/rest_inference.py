@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Generic, Protocol
+from typing import Final, Protocol
 from urllib.parse import quote
 
-from gateway.engine.inference import C, Endpoint, Endpoints, Inference, StreamedInference
+from gateway.engine.inference import C, Endpoint, Endpoints, Inference, Reply, StreamedInference
 from gateway.errors import Code, GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.long_answer import Slices
@@ -39,13 +39,18 @@ class AskedModel(Protocol):
         """Empty: the highest that is ready."""
 
 
-class OfExchange(Generic[C]):
-    """What inferences that an exchange asks for have in common."""
+class OfExchange(Inference[C, Reply]):
+    """What inferences that an exchange asks for have in common. They have the slots `_asked` and `_exchange`."""
 
-    __slots__ = ()
+    __slots__ = ()  # else it could not stand beside StreamedInference, which has some
 
     _asked: AskedModel
     _exchange: Exchange
+
+    def __init__(self, endpoints: Endpoints[C], exchange: Exchange, asked: AskedModel) -> None:
+        super().__init__(endpoints, exchange, exchange.arrival_ns)
+        self._exchange = exchange  # type: ignore[misc]  # a slot of the class below
+        self._asked = asked  # type: ignore[misc]  # likewise
 
     def about(self, code: Code | None) -> tuple[str, int]:
         """Of the semantic conventions for HTTP what the span's name does not say: each costs a microsecond."""
@@ -63,17 +68,12 @@ class OfExchange(Generic[C]):
         return self._exchange
 
 
-class RestInference(OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffer] | Slices, int | None]]):
+class RestInference(OfExchange[RestCodec, tuple[list[Buffer] | Slices, int | None]]):
     """An inference that an exchange asks for."""
 
     operation = "POST /v2/models/{model}/infer"
 
     __slots__ = ("_asked", "_exchange")
-
-    def __init__(self, endpoints: Endpoints[RestCodec], exchange: Exchange, asked: AskedModel) -> None:
-        super().__init__(endpoints, exchange, exchange.arrival_ns)
-        self._exchange = exchange
-        self._asked = asked
 
     def decode(self, codec: RestCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange
@@ -158,15 +158,10 @@ class _SliceWriter:
         self._slices = iter(())
 
 
-class _Generating(OfExchange[GenerateCodec], StreamedInference[GenerateCodec, list[bytes]]):
+class _Generating(OfExchange[GenerateCodec, list[bytes]], StreamedInference[GenerateCodec, list[bytes]]):
     """An inference by the generate extension that an exchange asks for."""
 
     __slots__ = ("_asked", "_exchange")
-
-    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, asked: AskedModel) -> None:
-        super().__init__(endpoints, exchange, exchange.arrival_ns)
-        self._exchange = exchange
-        self._asked = asked
 
     def decode(self, codec: GenerateCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange
@@ -209,7 +204,32 @@ class Generate(_Generating):
         )
 
 
-class GenerateStream(_Generating):
+class OfEvents(OfExchange[C, Reply]):
+    """What those have in common that may be answered by server-sent events. They have the slot `_begun`, at first False."""
+
+    __slots__ = ()
+
+    _begun: bool
+
+    def about(self, code: Code | None) -> tuple[str, int]:
+        return super().about(None if self._begun else code)  # the status leaves with the first part
+
+    def refuse(self, error: GatewayError) -> None:
+        """Send the error behind the parts that are sent, as the last event."""
+        if self._begun:
+            exchange = self._ended()
+            write_event(exchange, (error_body(error.words),))
+            exchange.finish()
+        else:
+            super().refuse(error)
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True  # type: ignore[misc]  # a slot of the class below
+            self._exchange.begin(200, _EVENTS, _NOT_KEPT)
+
+
+class GenerateStream(OfEvents[GenerateCodec, list[bytes]], _Generating):
     """A server-sent event for each part, and for an error behind them; one for the answer of a model that gives it whole."""
 
     operation = "POST /v2/models/{model}/generate_stream"
@@ -219,9 +239,6 @@ class GenerateStream(_Generating):
     def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, asked: AskedModel) -> None:
         super().__init__(endpoints, exchange, asked)
         self._begun = False
-
-    def about(self, code: Code | None) -> tuple[str, int]:
-        return super().about(None if self._begun else code)  # the status leaves with the first part
 
     def answer(self, reply: list[bytes]) -> None:
         respond_event(self._ended(), reply)
@@ -235,26 +252,11 @@ class GenerateStream(_Generating):
         self._begin()
         self._ended().finish()
 
-    def refuse(self, error: GatewayError) -> None:
-        if self._begun:
-            end_events(self._ended(), error)
-        else:
-            super().refuse(error)
-
-    def _begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            begin_events(self._exchange)
-
 
 def respond_event(exchange: Exchange, pieces: Sequence[Buffer]) -> None:
     """Answer with one server-sent event. pieces: of JSON without line ends."""
     exchange.compress = False  # as where there are more of them
     exchange.respond(200, (b"data: ", *pieces, b"\n\n"), _EVENTS, _NOT_KEPT)
-
-
-def begin_events(exchange: Exchange) -> None:
-    exchange.begin(200, _EVENTS, _NOT_KEPT)
 
 
 def write_event(exchange: Exchange, pieces: Sequence[Buffer]) -> None:
@@ -264,12 +266,6 @@ def write_event(exchange: Exchange, pieces: Sequence[Buffer]) -> None:
     else:
         for piece in (b"data: ", *pieces, b"\n\n"):
             exchange.write(piece)
-
-
-def end_events(exchange: Exchange, error: GatewayError) -> None:
-    """Send an error behind others, as the last."""
-    write_event(exchange, (error_body(error.words),))
-    exchange.finish()
 
 
 def respond_error(exchange: Exchange, error: GatewayError, status: int | None = None) -> None:

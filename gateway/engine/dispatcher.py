@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.batching.batch import Batch
-from gateway.batching.queue import deadline_of
+from gateway.batching.queue import LOWEST_PRIORITY, deadline_of
 from gateway.batching.recording import Ring
 from gateway.clock import Clock
 from gateway.config import Backend, ModelSection
@@ -35,7 +35,6 @@ from gateway.routing.recording import RecordedRouter
 from gateway.routing.router import Copy, Router
 from gateway.types import InferRequest, InferResponse
 
-_LOWEST_PRIORITY: Final = 4
 _LOOK_LEAST_NS: Final = 1_000_000
 _LOOK_MOST_NS: Final = 50_000_000
 
@@ -322,7 +321,7 @@ class Dispatcher:
             now_ns,
             outputs=request.outputs,
             parameters=dict(request.parameters),
-            priority=_LOWEST_PRIORITY,
+            priority=LOWEST_PRIORITY,
             shape_key=request.shape_key,
             copied=True,
         )

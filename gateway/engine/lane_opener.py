@@ -24,14 +24,12 @@ from gateway.engine.metrics import Metrics
 from gateway.engine.probes import probe
 from gateway.engine.recorders import Cost
 from gateway.engine.runner import BatchRunner
-from gateway.engine.workers import WorkerPool
+from gateway.engine.workers import WorkerPool, longer_backoff
 from gateway.errors import BackendFailed, ConfigError, GatewayError, shortened
 
 OpenRunner = Callable[[ModelSection, Backend, ModelSpec], BatchRunner]
 CallSoon = Callable[[Callable[[], None]], object]
 
-_BACKOFF_FIRST_S: Final = 0.1
-_BACKOFF_MOST_S: Final = 5.0
 _LONGEST_FILE: Final = 200  # of the 255 bytes a name may have; a quoted letter takes up to twelve
 _STATE_BYTES: Final = 64 << 10  # a file of what was learned is shorter
 
@@ -193,7 +191,7 @@ class LaneOpener:
         beside: an open lane of the model. told: gets the reason whenever a try has failed. Raises: ConfigError.
         """
         backend = next(backend for backend in model.backends if backend.label == label)
-        backoff_s = _BACKOFF_FIRST_S
+        backoff_s = longer_backoff(0.0)
         while True:
             await asyncio.sleep(backoff_s)
             try:
@@ -201,7 +199,7 @@ class LaneOpener:
             except ConfigError:
                 raise
             except GatewayError as exc:
-                backoff_s = min(2 * backoff_s, _BACKOFF_MOST_S)
+                backoff_s = longer_backoff(backoff_s)
                 told(exc.message)
 
     async def _open_lane(self, model: ModelSection, backend: Backend, beside: Lane | None) -> Lane:

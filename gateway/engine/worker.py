@@ -209,7 +209,7 @@ class Worker:
         self.stop()
         if self.current is not None:
             self.current.cancel()
-        kill = getattr(self._session, "kill", None)
+        kill = getattr(self._session, "kill", None)  # of a MortalSession
         if kill is not None:
             kill()
 
@@ -223,7 +223,7 @@ class Worker:
         except BaseException as exc:  # also what slipped past the backend's seam: it must not hang the pool
             back.fail(opened, exc)
             return
-        watch = getattr(session, "watch", None)
+        watch = getattr(session, "watch", None)  # of a MortalSession
         if watch is not None:
             watch(functools.partial(back.post, self._died))
         back.settle(opened, None)

@@ -385,7 +385,7 @@ class WorkerPool:
             task.add_done_callback(self._rebuilds.discard)
 
     async def _rebuild(self, lost: Worker) -> None:
-        backoff_s = 0.0 if lost.proven else _longer(lost.backoff_s)
+        backoff_s = 0.0 if lost.proven else longer_backoff(lost.backoff_s)
         await asyncio.wait([lost.ended], timeout=_FREED_S)
         limit_ns = max(round(self._backend.hang_timeout_s * 1e9), 2 * self._opened_ns)
         while True:
@@ -395,7 +395,7 @@ class WorkerPool:
                 worker = await self._open_worker(lost.index, backoff_s)
             except BackendError as exc:
                 self._failed_rebuilds += 1
-                backoff_s = _longer(backoff_s)
+                backoff_s = longer_backoff(backoff_s)
                 why = words_of(exc)
                 log.warning(
                     "%s: session %d could not be rebuilt, next try in %.1f s: %s", self._name, lost.index, backoff_s, why
@@ -446,5 +446,6 @@ class WorkerPool:
             self._watchdog = self._clock.call_at(oldest_ns + limit_ns, self._abandon_hung)
 
 
-def _longer(backoff_s: float) -> float:
+def longer_backoff(backoff_s: float) -> float:
+    """What to wait after one more try that failed; backoff_s: 0 before the first."""
     return min(max(2 * backoff_s, _BACKOFF_FIRST_S), _BACKOFF_MOST_S)

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from threading import local
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from backends.base import ModelSpec, TensorSpec
 from backends.guest import be_guest
 from gateway.config import Config
 from gateway.configuring.guess import Example
-from gateway.engine.place import Place
+from gateway.engine.place import OnAnswer, OnAnswerPart, Place
 from gateway.engine.repository import Repository
 from gateway.errors import Cancelled, GatewayError, InvalidArgument, NotReady
 from gateway.from_python.hosted import Hosted, Source, configuration, only
@@ -94,7 +94,7 @@ class LoadedModel:
         declared. outputs: only these; none means all. parameters: as in a v2 request: `timeout` in microseconds, `priority`,
         and what the model knows. Returns copies, by name. Raises: GatewayError, in the words a server would use (`words`).
         """
-        return self._hosted.run(_asked(self._hosted.ingress.repository, self._codec, inputs, outputs, parameters))
+        return self._hosted.run(_whole(self._asks(inputs, outputs, parameters)))
 
     async def predict_async(
         self,
@@ -104,8 +104,7 @@ class LoadedModel:
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> Outputs:
         """The same for a running event loop, which goes on meanwhile. Cancelled, the request leaves the queue."""
-        work = _asked(self._hosted.ingress.repository, self._codec, inputs, outputs, parameters)
-        return await asyncio.wrap_future(self._hosted.submit(work))
+        return await asyncio.wrap_future(self._hosted.submit(_whole(self._asks(inputs, outputs, parameters))))
 
     def stream(
         self,
@@ -120,7 +119,7 @@ class LoadedModel:
         where a loop over it is left, the model is stopped at its next part. Arguments and errors: as of `predict`; an error may
         come after parts.
         """
-        parts = self._asks(inputs, outputs, parameters)
+        parts = self._parts(self._asks(inputs, outputs, parameters))
         return AnswerParts(lambda: self._hosted.run(parts.next()), lambda: self._end(parts))
 
     async def stream_async(
@@ -131,7 +130,7 @@ class LoadedModel:
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> AsyncGenerator[Outputs, None]:
         """The same for a running event loop, with `async for`; a loop that is left early closes it with `aclose`."""
-        parts = self._asks(inputs, outputs, parameters)
+        parts = self._parts(self._asks(inputs, outputs, parameters))
         try:
             while (part := await asyncio.wrap_future(self._hosted.submit(parts.next()))) is not None:
                 yield part
@@ -140,8 +139,11 @@ class LoadedModel:
 
     def _asks(
         self, inputs: Mapping[str, object], outputs: Sequence[str], parameters: Mapping[str, ParameterValue] | None
-    ) -> "_Parts":
-        parts = _Parts(self._hosted.ingress.repository, self._codec, inputs, outputs, parameters)
+    ) -> "_Stated":
+        return _Stated(self._hosted.ingress.repository, self._codec, inputs, outputs, parameters)
+
+    def _parts(self, asked: "_Stated") -> "_Parts":
+        parts = _Parts(asked)
         self._streams.add(parts)
         return parts
 
@@ -196,20 +198,36 @@ class AnswerParts(Iterator[Outputs]):
         self._end()
 
 
+class _Stated(NamedTuple):
+    """A request as the caller states it."""
+
+    repository: Repository
+    codec: RestCodec
+    inputs: Mapping[str, object]
+    outputs: Sequence[str]
+    parameters: Mapping[str, ParameterValue] | None
+
+    def infer(self, done: OnAnswer, on_part: OnAnswerPart | None = None) -> Place:
+        """Raises: GatewayError."""
+        request = self._request()
+        return self.repository.infer(self.repository.model(self.codec.model, self.codec.version), request, done, on_part)
+
+    def _request(self) -> InferRequest:
+        # As a REST client would write it: what reads and refuses it is what reads and refuses his.
+        given = self.parameters
+        if not isinstance(given, Mapping | None):
+            raise InvalidArgument(f"parameters: got {type(given).__name__}, expected a dict, such as {{'timeout': 50000}}")
+        binary: dict[str, ParameterValue] = {**(given or {}), "binary_data_output": True}
+        codec = self.codec
+        body, json_bytes = request_body(self.inputs, codec.spec.input_by_name, outputs=self.outputs, parameters=binary)
+        return codec.decode(body, json_bytes, time.monotonic_ns(), self.repository.regions.read)
+
+
 class _Parts:
     """The answer to one request, part by part. On the gateway's loop."""
 
-    def __init__(
-        self,
-        repository: Repository,
-        codec: RestCodec,
-        inputs: Mapping[str, object],
-        outputs: Sequence[str],
-        parameters: Mapping[str, ParameterValue] | None,
-    ) -> None:
-        self._repository = repository
-        self._codec = codec
-        self._asked = (inputs, outputs, parameters)
+    def __init__(self, asked: _Stated) -> None:
+        self._asked = asked
         self._arrived: asyncio.Queue[InferResponse | GatewayError | None] = asyncio.Queue()
         self._place: Place | None = None
         self._begun = False
@@ -218,9 +236,7 @@ class _Parts:
         """The next part; None: there is none. Raises: GatewayError."""
         if not self._begun:
             self._begun = True
-            request = _request(self._repository, self._codec, *self._asked)
-            served = self._repository.model(self._codec.model, self._codec.version)
-            self._place = self._repository.infer(served, request, self._done, self._arrived.put_nowait)
+            self._place = self._asked.infer(self._done, self._arrived.put_nowait)
         arrived = await self._arrived.get()
         if arrived is None or isinstance(arrived, GatewayError):
             self._arrived.put_nowait(None)  # for who asks once more
@@ -251,42 +267,21 @@ class _Parts:
             self._place.cancel()
 
 
-def _request(
-    repository: Repository,
-    codec: RestCodec,
-    inputs: Mapping[str, object],
-    outputs: Sequence[str],
-    parameters: Mapping[str, ParameterValue] | None,
-) -> InferRequest:
-    # As a REST client would write it: what reads and refuses it is what reads and refuses his.
-    if not isinstance(parameters, Mapping | None):
-        raise InvalidArgument(f"parameters: got {type(parameters).__name__}, expected a dict, such as {{'timeout': 50000}}")
-    binary: dict[str, ParameterValue] = {**(parameters or {}), "binary_data_output": True}
-    body, json_bytes = request_body(inputs, codec.spec.input_by_name, outputs=outputs, parameters=binary)
-    return codec.decode(body, json_bytes, time.monotonic_ns(), repository.regions.read)
-
-
 def _copied(response: InferResponse) -> Outputs:
     return {name: np.array(array) for name, array in response.outputs.items()}
 
 
-async def _asked(
-    repository: Repository,
-    codec: RestCodec,
-    inputs: Mapping[str, object],
-    outputs: Sequence[str],
-    parameters: Mapping[str, ParameterValue] | None,
-) -> Outputs:
-    if codec.spec.decoupled:
+async def _whole(asked: _Stated) -> Outputs:
+    """The answer. Raises: GatewayError."""
+    if (codec := asked.codec).spec.decoupled:
         raise InvalidArgument(f"model '{codec.model}' is decoupled: it answers in parts; call `stream`, and iterate over it")
-    request = _request(repository, codec, inputs, outputs, parameters)
     answered: asyncio.Future[InferResponse | GatewayError | None] = asyncio.get_running_loop().create_future()
 
     def done(outcome: InferResponse | GatewayError | None) -> None:
         if not answered.done():
             answered.set_result(outcome)
 
-    place = repository.infer(repository.model(codec.model, codec.version), request, done)
+    place = asked.infer(done)
     try:
         outcome = await answered
     except asyncio.CancelledError:

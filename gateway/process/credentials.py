@@ -66,12 +66,12 @@ class Credentials:
         """Of a client's connections by TLS. Raises: ConfigError, naming the option."""
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
-        except (OSError, ssl.SSLError) as exc:
+        except OSError as exc:
             raise ConfigError(f"--ca: {self.ca}: expected certificates in PEM: {_said(exc)}") from exc
         if self.certificate:
             try:
                 context.load_cert_chain(self.certificate, self.certificate_key or None, _no_passphrase)
-            except (OSError, ssl.SSLError) as exc:
+            except OSError as exc:
                 self._check_certificate()
                 files = self.certificate + (f" and --key: {self.certificate_key}" if self.certificate_key else "")
                 raise ConfigError(f"--cert: {files}: expected a certificate and its key, in PEM: {_said(exc)}") from exc

@@ -24,8 +24,8 @@ from gateway.types import InferRequest
 
 LONGEST_BYTES: Final = 16 << 10  # of a body that is remembered: of longer ones, reading the elements is nearly all of the work
 _MOST: Final = 4
-_TRIES: Final = 16  # bodies in a row that are remembered in vain; then few are
-_SELDOM: Final = 256  # of so many one, until one comes again
+TRIES: Final = 16  # bodies in a row that are remembered in vain; then few are
+SELDOM: Final = 256  # of so many one, until one comes again
 
 
 class _AsJson(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -59,7 +59,7 @@ class RepeatedBodies:
         self._ragged = ragged
         self._json: tuple[_AsJson, ...] = ()
         self._bytes: tuple[_AsBytes, ...] = ()
-        self._tries = _TRIES
+        self._tries = TRIES
 
     def request(self, body: bytes, header_bytes: int | None, arrival_ns: int) -> InferRequest | None:
         """The request that a body is; None: it is to be read.
@@ -88,7 +88,7 @@ class RepeatedBodies:
             else:
                 return None
             like = text.request
-        self._tries = _TRIES
+        self._tries = TRIES
         if like.deadline_ns is None and not like.parameters:  # as mostly
             return InferRequest(
                 like.model, like.version, like.id, inputs, like.rows, arrival_ns, like.outputs, priority=like.priority,
@@ -144,7 +144,7 @@ class RepeatedBodies:
     def _is_worth_it(self) -> bool:
         """Whether to remember the body that was just read."""
         self._tries -= 1
-        return self._tries >= 0 or not self._tries % _SELDOM
+        return self._tries >= 0 or not self._tries % SELDOM
 
 
 def _again(known: InferRequest, inputs: Tensors, arrival_ns: int) -> InferRequest:

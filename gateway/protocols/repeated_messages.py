@@ -14,14 +14,13 @@ import numpy as np
 from gateway.errors import InvalidArgument
 from gateway.protocols.grpc import RAW_INPUT, GrpcCodec, as_varint, parse
 from gateway.protocols.messages import pb
+from gateway.protocols.repeated import SELDOM, TRIES
 from gateway.protocols.tensors import deadline_after
 from gateway.types import InferRequest
 from gateway.wire.tensors import Buffer
 
 _LONGEST_BYTES: Final = 16 << 10  # of longer ones, copying is most of the work
 _MOST: Final = 4
-_TRIES: Final = 16  # messages in a row that are remembered in vain; then few are
-_SELDOM: Final = 256  # of so many one, until one comes again
 _TURNED: Final = bytes(range(255, -1, -1))
 
 
@@ -55,7 +54,7 @@ class RepeatedMessages:
 
     def __init__(self) -> None:
         self._known: tuple[KnownMessage, ...] = ()
-        self._tries = _TRIES
+        self._tries = TRIES
 
     def find(self, data: Buffer) -> KnownMessage | None:
         """What a message is like; None: it is to be read."""
@@ -67,7 +66,7 @@ class RepeatedMessages:
                     if not data.startswith(text, at):
                         break
                 else:
-                    self._tries = _TRIES
+                    self._tries = TRIES
                     return known
         return None
 
@@ -76,7 +75,7 @@ class RepeatedMessages:
         raw: Sequence[bytes] = message.raw_input_contents
         arrays = request.inputs
         self._tries -= 1
-        if self._tries < 0 and self._tries % _SELDOM:
+        if self._tries < 0 and self._tries % SELDOM:
             return
         if (
             not isinstance(data, bytes)

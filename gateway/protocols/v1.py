@@ -9,7 +9,6 @@ the batch dimension.
 """
 
 import base64
-import binascii
 import re
 from collections.abc import Collection, Iterator
 from itertools import chain
@@ -327,7 +326,7 @@ def _bytes(name: str, element: Any) -> bytes:
     if isinstance(element, dict) and element.keys() == {_B64} and isinstance(element[_B64], str):
         try:
             return base64.b64decode(element[_B64], validate=True)
-        except (binascii.Error, ValueError) as exc:
+        except ValueError as exc:
             raise InvalidArgument(f"input '{name}': b64: {exc}") from exc
     raise InvalidArgument(f'input \'{name}\': expected text, or {{"b64": "…"}}, got {type(element).__name__}')
 

@@ -94,7 +94,7 @@ def _parameter_name(key: object) -> str:
 def _parameter(key: str, value: object) -> ParameterValue:
     if isinstance(value, np.generic) and has_plain(value.dtype):
         value = _item(value)
-    if not isinstance(value, bool | int | float | str):
+    if not isinstance(value, int | float | str):
         got = type(value).__name__
     elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
         got = f"an integer of {value.bit_length()} bits"

@@ -84,7 +84,7 @@ class HeaderReader:
             fields = list(self._decoder.decode(block, raw=True))
         except hpack.OversizedHeaderListError as exc:
             raise Broken(ENHANCE_YOUR_CALM, "far too many headers (server.limits.header_bytes)") from exc
-        except (hpack.HPACKError, UnicodeDecodeError, IndexError, ValueError) as exc:
+        except (hpack.HPACKError, IndexError, ValueError) as exc:
             raise Broken(COMPRESSION_ERROR, "a header block that cannot be decoded") from exc
         if table.changed or table.maxsize != size_before or len(self.known) + len(self._alike) >= _BLOCKS_REMEMBERED:
             self.known.clear()

@@ -98,7 +98,7 @@ class Meter:
                 if await self._process.stdout.readline():
                     self.cores = watched.candidate_cores, watched.generator_cores
                     self._record = RecordingFile(record, *self.cores)
-        except (OSError, TimeoutError):
+        except OSError:
             pass  # no process to be had, or none in time: the run goes on without
         except BaseException:
             await self.__aexit__()

@@ -147,7 +147,7 @@ def waiting(details: Mapping[str, Any]) -> list[str]:
 class IngressReplica:
     """The class Serve runs for an ingress: listeners in its own process, on its own event loop, past Serve's proxy."""
 
-    _closed = _drained = _ending = False  # also where __init__ did not get to the end
+    _closed = _drained = _ending = _listened = False  # also where __init__ did not get to the end
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: Config, backends: dict[str, DeploymentHandle[Any]], speech: Speech, of_version: str
@@ -174,6 +174,7 @@ class IngressReplica:
             if self._control is not None:
                 self._begin_with(await self._control.asked())
             self._ports = await self._ingress.start()
+            self._listened = True
         except BaseException as exc:
             ended = self._closed  # by `_end`: Serve stops it while it loads, and would print that it failed, with a traceback
             await self.close()
@@ -240,7 +241,10 @@ class IngressReplica:
 
         A backend elsewhere that is down is no reason: a new ingress would not help, and requests of others would be lost.
         """
-        if self._drained and not self._ending:  # `close` was called, and not by Serve, which would leave it so
+        # Serve looks at none that it ends itself. Another has called `close`, which Serve must not cut short; or the shutdown,
+        # for which Serve waits as well: until then it takes this one for one that answers. What is stopped while it loads is
+        # not to end with a traceback.
+        if self._listened if self._ending else self._drained:
             raise InternalError("it has closed")
         if not all(pool.available for pool in self._ingress.pools):
             raise InternalError("an embedded backend has lost all sessions and cannot rebuild them")
@@ -261,6 +265,7 @@ class IngressReplica:
         if self._closed:
             return
         self._closed = True
+        self._leaving.succeed_no_more()
         if self._control is not None:
             await self._control.close()
         await self._ingress.drain()  # which publishes last what it was told

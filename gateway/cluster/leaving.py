@@ -89,9 +89,10 @@ def _prefix(*names: str) -> str:
     return "".join((REPLICA_ID_FULL_ID_STR_PREFIX, *(f"{name}#" for name in names)))
 
 
-def _listed(details: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The replicas that Serve's controller tells of. details: of an application, as it has them."""
-    return [replica for each in details.get("deployments", {}).values() for replica in each["replicas"]]
+def _listed(details: Mapping[str, Any], deployment: str | None = None) -> list[dict[str, Any]]:
+    """The replicas that Serve's controller tells of. details: of an application, as it has them. deployment: None: of all."""
+    told = details.get("deployments", {})
+    return [replica for name, each in told.items() if deployment in (None, name) for replica in each["replicas"]]
 
 
 def succeeded(details: Mapping[str, Any], deployment: str, me: str, asks: str) -> set[str]:
@@ -105,6 +106,12 @@ def succeeded(details: Mapping[str, Any], deployment: str, me: str, asks: str) -
     if asks not in told["required_resources"] or me not in running:
         return set()
     return {name for name, node in running.items() if node == running[me] and name != me}
+
+
+def elsewhere(details: Mapping[str, Any], deployment: str, me: str) -> set[str]:
+    """The deployment's replicas on other nodes than mine: they stay there. The arguments are those of `succeeded`."""
+    nodes = {each["actor_name"]: each.get("node_id") for each in _listed(details, deployment)}
+    return {name for name, node in nodes.items() if node and nodes.get(me) and node != nodes[me]}
 
 
 class Leaving:
@@ -128,6 +135,11 @@ class Leaving:
     def succeed(self, me: str, asks: str, within_s: float) -> None:
         """From now on, end those that I have `succeeded`: kill those that take longer than a time."""
         self._succeeding = asyncio.get_running_loop().create_task(self._succeed_on(me, asks, within_s))
+
+    def succeed_no_more(self) -> None:
+        """For one that stops answering: after a deploy of its version again, it would end the only one that answers."""
+        if self._succeeding is not None:
+            self._succeeding.cancel()
 
     async def close(self) -> None:
         """Return when each has ended or has just answered."""
@@ -162,18 +174,33 @@ class Leaving:
         return found
 
     async def _succeed_on(self, me: str, asks: str, within_s: float) -> None:
+        apart = {me}
         while True:
             await asyncio.sleep(_SUCCEED_S)
             try:
-                for replica in succeeded(await self._details(), self._but, me, asks):
+                # First Ray, which tells it for less: Serve's controller would tell each ingress of all, every few seconds.
+                there = await asyncio.to_thread(replicas_of, self._application)
+                if {name for name in there if name.startswith(_prefix(self._application, self._but))} <= apart:
+                    continue
+                details = await self._details()
+                apart = {me} | elsewhere(details, self._but, me)
+                for replica in succeeded(details, self._but, me, asks):
                     log.info("%s answers in the place of %s, which is to end", me, replica)
-                    actor = ray.get_actor(replica, namespace=SERVE_NAMESPACE)
-                    with contextlib.suppress(TimeoutError, RayError):
-                        async with asyncio.timeout(within_s):
-                            await actor.perform_graceful_shutdown.remote()  # as Serve's controller asks it, which then kills it
-                    _kill(replica)
+                    await self._end(replica, within_s)
             except (RayError, ValueError) as exc:  # the controller is away, or the replica has ended
                 log.debug("in whose place this one answers could not be asked: %s", exc)
+            except Exception:  # whatever Serve tells: else this would end, unseen, and two versions answer for ever
+                log.exception("in whose place this one answers could not be told")
+
+    async def _end(self, replica: str, within_s: float) -> None:
+        """Raises: RayError; ValueError, if it has ended."""
+        actor = ray.get_actor(replica, namespace=SERVE_NAMESPACE)
+        with contextlib.suppress(TimeoutError, RayError):
+            async with asyncio.timeout(within_s):
+                # As Serve's controller asks it, which then kills it. That asks as well, of one whose health check tells that it
+                # is closed, and waits for the same end: also where this one dies meanwhile.
+                await actor.perform_graceful_shutdown.remote()
+        _kill(replica)
 
     async def _look_on(self) -> None:
         while self._replicas:

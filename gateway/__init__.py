@@ -8,9 +8,7 @@
 Names are looked up when they are first used: `import gateway` alone loads nothing.
 """
 
-from typing import Final
-
-TYPE_CHECKING: Final = False  # typing's own would have to be imported
+TYPE_CHECKING = False  # typing's own would have to be imported
 if TYPE_CHECKING:
     from backends.base import TensorSpec
     from backends.parameters import Parameters
@@ -40,7 +38,7 @@ __all__ = (
     "run",
 )
 
-_HOMES: Final = {
+_HOMES = {
     "Config": "gateway.config",
     "ConfigError": "gateway.errors",
     "GatewayError": "gateway.errors",

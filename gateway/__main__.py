@@ -3,9 +3,8 @@
 import os
 import signal
 import sys
-from typing import Final
 
-_ENDED_AT_ONCE: Final = 130  # gateway.process.interrupts has it, which would have to be imported
+_ENDED_AT_ONCE = 130  # gateway.process.interrupts has it, which would have to be imported
 
 
 def main() -> int:

@@ -416,6 +416,38 @@ def test_what_nobody_has_used_for_a_week_is_removed(tmp_path: Path, kept: Path) 
     assert {*kept.iterdir()} == {used, new}
 
 
+@pytest.mark.parametrize("backend", [{}, {"isolation": "process"}])
+def test_who_serves_a_configuration_that_names_kept_folders_holds_them(
+    package: Path, tmp_path: Path, kept: Path, backend: dict[str, str]
+) -> None:
+    archive = packed(package, tmp_path / "doubler.tar.gz")
+    used = unpacked_elsewhere(archive, kept)
+    (packages := kept / f"{'0' * 16}-{'1' * 16}").mkdir()
+    found = model(used)
+    found["backends"] = [{**found["backends"][0], **backend, "class_options": {"packages": str(packages)}}]
+    with gateway.TestClient({"models": [{**found, "name": "doubler"}]}) as client:
+        ago_s = time.time() - 8 * 86_400
+        for each in (used, packages):
+            os.utime(each, (ago_s, ago_s))
+        os.utime(archive)
+        unpacked_elsewhere(archive, kept)
+        assert used.is_dir() and packages.is_dir()
+        assert ask(client, "1").status_code == 200
+    assert not {used, packages} & {*kept_folders._in_use}
+    os.utime(archive, (1, 1))
+    unpacked_elsewhere(archive, kept)
+    assert not used.exists()
+
+
+def test_a_model_that_is_not_loaded_yet_keeps_its_folders(package: Path, tmp_path: Path, kept: Path) -> None:
+    archive = packed(package, tmp_path / "doubler.tar.gz")
+    used = unpacked_elsewhere(archive, kept)
+    with gateway.TestClient({"models": [{**model(used), "name": "doubler", "load_at_start": False}]}):
+        os.utime(archive, (1, 1))
+        unpacked_elsewhere(archive, kept)
+        assert used.is_dir()
+
+
 def test_an_archive_of_other_models_is_read_like_a_folder_of_them(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "area.py").write_text(AREA)

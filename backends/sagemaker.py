@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -107,7 +108,10 @@ class _Handlers:
         """
         if packages and packages not in sys.path:
             if not Path(packages).is_dir():
-                raise LoadFailed(f"{self.file}: packages: no such folder: {packages}: `pip install --target` makes one")
+                make = f"pip install --target {quote(packages)} -r {quote(str(self.file.with_name('requirements.txt')))}"
+                raise LoadFailed(
+                    f"{self.file}: packages: no such folder: {packages}: make it by `{make}`, or start from the model"
+                )
             sys.path.append(packages)
         lend()
         self._default_accept = default_accept

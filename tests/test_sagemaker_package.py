@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 import gateway
+from gateway.cli import main
 from gateway.config import parse_config
 from gateway.configuring import argument, requirements
 from gateway.configuring import guess as guessing
@@ -256,7 +258,10 @@ def test_an_archive_is_unpacked_once_and_served_like_its_folder(package: Path, t
     assert entry["name"] == "model"
     (folder,) = kept.iterdir()
     assert entry["backends"][0]["model"] == f"{folder}/code/inference.py:SageMakerHandlers"
-    assert found.notes[0] == f"model.tar.gz is unpacked in {folder}"
+    assert found.notes[0] == (
+        f"model.tar.gz is unpacked in {folder}, which is removed when it is not used: `gateway init {path} -o FILE` "
+        "unpacks it beside FILE, to stay"
+    )
     with gateway.TestClient(found.document) as client:
         body = {"inputs": [{**text("body"), "data": ["3"]}, {**text("content_type"), "data": ["text/csv"]}]}
         assert client.post("/v2/models/model/infer", json=body).json()["outputs"][0]["data"] == ["6.0"]
@@ -431,7 +436,8 @@ def test_who_serves_a_configuration_that_names_kept_folders_holds_them(
             os.utime(each, (ago_s, ago_s))
         os.utime(archive)
         unpacked_elsewhere(archive, kept)
-        assert used.is_dir() and packages.is_dir()
+        assert used.is_dir()
+        assert packages.is_dir()
         assert ask(client, "1").status_code == 200
     assert not {used, packages} & {*kept_folders._in_use}
     os.utime(archive, (1, 1))
@@ -452,6 +458,56 @@ def test_an_archive_of_other_models_is_read_like_a_folder_of_them(tmp_path: Path
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "area.py").write_text(AREA)
     assert model(packed(tmp_path / "folder", tmp_path / "m.tgz"))["name"] == "area"
+
+
+def init(*arguments: Path | str) -> int:
+    return main(["init", *map(str, arguments), "--quiet"])
+
+
+def test_init_unpacks_an_archive_beside_what_it_writes_to_stay(package: Path, tmp_path: Path, kept: Path) -> None:
+    archive = packed(package, tmp_path / "model.tar.gz")
+    out = tmp_path / "served"
+    out.mkdir()
+    assert init(archive, "-o", out / "gw.yaml") == 0
+    shutil.rmtree(kept)
+    assert "# model.tar.gz is unpacked in model, beside this file\n" in (out / "gw.yaml").read_text()
+    assert not check(out / "gw.yaml").faults
+    assert (out / "model" / "factor").read_text() == "2"
+    assert not (out / "model").stat().st_mode & 0o022
+    assert (out / "model").stat().st_mode & 0o055 == 0o055
+    with gateway.TestClient(str(out / "gw.yaml")) as client:
+        assert client.get("/v2/models/model/ready").status_code == 200
+
+
+def test_init_leaves_a_folder_that_is_there_as_it_is(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive = packed(package, tmp_path / "m.tar.gz")
+    assert init(archive, "-o", tmp_path / "one.yaml") == 0
+    (tmp_path / "m" / "code" / "__pycache__").mkdir()  # by who has served it
+    assert init(archive, "-o", tmp_path / "two.yaml") == 0
+    (tmp_path / "m" / "factor").write_text("3")
+    assert init(archive, "-o", tmp_path / "three.yaml") == 2
+    assert f"{tmp_path}/m: is there already, and not as {archive} has it" in capsys.readouterr().err
+    assert (tmp_path / "m" / "factor").read_text() == "3"
+    assert not (tmp_path / "three.yaml").exists()
+    assert init(packed(package, tmp_path / "x.yaml.tar.gz"), "-o", tmp_path / "x.yaml") == 2
+    assert "-o: " in capsys.readouterr().err
+
+
+def test_init_of_an_archive_of_nothing_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive = an_archive(tmp_path / "m.tar.gz", member("a", data=b"1"))
+    assert init(archive, "-o", tmp_path / "one.yaml") == 2
+    assert f"{archive}: no model in this folder" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_archive_packed_one_folder_too_high_is_told_how_to_be_packed(package: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "model.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(package, "doubler")
+    told = fault(archive)
+    assert told.startswith(f"{archive}: no model in it")
+    assert told.endswith("all of it is in the folder doubler, a package: pack its content: tar czf model.tar.gz -C doubler .")
+    assert "kept" not in told
 
 
 # requirements.txt
@@ -477,7 +533,10 @@ def test_what_a_package_requires_is_installed_in_a_folder_of_its_own(package: Pa
     found = guess(str(package))
     (folder,) = kept.iterdir()
     packages = folder / "packages"
-    assert found.notes == (f"doubler: what code/requirements.txt asks for is installed in {packages}",)
+    assert found.notes == (
+        f"doubler: what code/requirements.txt asks for is installed in {packages}, which is removed after a week without use: "
+        "`pip install --target` makes one to stay",
+    )
     assert sorted(entry.name for entry in packages.iterdir() if not entry.name.startswith("__")) == [
         "asked_for_by_a_package-1.5.dist-info", "asked_for_by_a_package.py",
     ]  # fmt: skip

@@ -70,7 +70,7 @@ def test_an_answer_has_the_bytes_that_the_toolkit_gives(sessions: dict[str, Sess
 
 @pytest.mark.parametrize(
     ("request_", "code"),
-    [*zip(FAILED, [MEDIA, MEDIA, INPUT, None, MEDIA, None, MEDIA, MEDIA], strict=True)],
+    [*zip(FAILED, [MEDIA, MEDIA, INPUT, INPUT, MEDIA, None, MEDIA, MEDIA], strict=True)],
     ids=lambda each: each.name if isinstance(each, Request) else "",
 )
 def test_what_the_toolkit_fails_on_is_told_by_whose_fault_it_is(
@@ -111,6 +111,26 @@ def head_only(text: str) -> bytes:
 def test_an_array_that_is_none_is_the_clients_fault_and_needs_no_memory(sessions: dict[str, Session], body: bytes) -> None:
     with pytest.raises(InputRefused, match="cannot be read as application/x-npy"):
         ask(sessions["defaults"], body, "application/x-npy")
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"1,a,2", "text/csv"),
+        (b"1,2\n3,4,5", "text/csv"),
+        (b'{"a": 1}', "application/json"),
+        (b'["a", "b"]', "application/json"),
+        (b"null", "application/json"),
+        (b"[[1, 2], [3]]", "application/json"),
+        (b"[1%s]" % (b"0" * 400), "application/json"),
+        (b"[1", "application/json"),
+        (npy(np.array(["a", "b"])), "application/x-npy"),
+        (npy(np.array([1], "datetime64[s]")), "application/x-npy"),
+    ],
+)
+def test_a_body_of_no_numbers_is_the_clients_fault(sessions: dict[str, Session], body: bytes, content_type: str) -> None:
+    with pytest.raises(InputRefused, match=f"cannot be read as {content_type}: expected numbers: ."):
+        ask(sessions["defaults"], body, content_type)
 
 
 ECHO = """

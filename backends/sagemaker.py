@@ -48,6 +48,9 @@ CLASS: Final = ":SageMakerHandlers"  # how what names one ends
 _BATCHES: Final = "max_batch_size"
 _MOST_ROWS: Final = 1 << 20
 _ANY: Final = "*/*"
+_REFUSALS: Final[dict[int, Refusal]] = {  # by status; of the others from 400 to 499 each is an invalid argument
+    404: "not_found", 415: "unsupported_media_type", 429: "limited", 503: "backend_unreachable",
+}  # fmt: skip
 _HEADERS: Final = "x-amzn-sagemaker-"  # parameters of a request that are headers of its
 
 log = logging.getLogger(__name__)
@@ -232,14 +235,21 @@ def _refused(handler: str, *types: str | None) -> Iterator[None]:
     except (BackendError, MemoryError):
         raise
     except Exception as exc:
-        status = getattr(exc, "status_code", None)
+        code = _refusal(getattr(exc, "status_code", None))
         said = words_of(exc, traced=True)
-        media_type = status == 415 or type(exc).__name__ == "UnsupportedFormatError"
-        media_type = media_type or any("/" in name and name in said for name in types if name)
-        if media_type or (isinstance(status, int) and 400 <= status < 500):
-            code: Refusal = "unsupported_media_type" if media_type else "invalid_argument"
+        named = any("/" in name and name in said for name in types if name)
+        if named or type(exc).__name__ == "UnsupportedFormatError":
+            code = "unsupported_media_type"
+        if code is not None:
             raise InputRefused(f"{handler}: {' '.join(said.split())}", code=code) from exc
         raise
+
+
+def _refusal(status: object) -> Refusal | None:
+    """What a status means that a handler gives, in words that have it as theirs; None: no error, or the model's own."""
+    if not isinstance(status, int):
+        return None
+    return _REFUSALS.get(status, "invalid_argument" if 400 <= status < 500 else None)
 
 
 def _rows(inputs: Tensors) -> list[tuple[bytes, str, str]]:
@@ -328,8 +338,8 @@ class Context:
     def check_status(self) -> None:
         """Raises: InputRefused or ExecutionFailed, if a handler has set one that is an error."""
         code, phrase = self._status
-        if 400 <= code < 500:
-            why: Refusal = "unsupported_media_type" if code == 415 else "invalid_argument"
+        why = _refusal(code)
+        if why is not None:
             raise InputRefused(phrase or f"the model answers with status {code}", code=why)
         if code >= 500:
             raise ExecutionFailed(phrase or f"the model answers with status {code}")

@@ -204,6 +204,25 @@ def test_what_it_raises_else_is_500_and_its_traceback_is_in_the_log_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_status_that_a_handler_sets_reaches_the_client(tmp_path: Path, isolation: str) -> None:
+    code = """
+def model_fn(model_dir):
+    return None
+
+def transform_fn(model, body, content_type, accept, context):
+    context.set_response_status(int(body), "not today")
+    return "never"
+"""
+    found = model(a_package(tmp_path / "doubler", code))
+    found["backends"][0]["isolation"] = isolation
+    with gateway.TestClient({"models": [found]}) as client:
+        for given, got in {"404": 404, "422": 400, "429": 429, "503": 503, "507": 500}.items():
+            answer = ask(client, given)
+            assert (answer.status_code, "not today" in answer.json()["error"]) == (got, True), given
+            assert ("Retry-After" in answer.headers) == (got in (429, 503))
+
+
 def test_a_body_that_is_no_text_comes_and_goes_as_binary_tensors(tmp_path: Path) -> None:
     told = {answer["request"]: answer for answer in json.loads(cases.ANSWERS.read_text())}
     request = next(each for each in cases.REQUESTS if each.body == cases.IMAGE and each.accept == "application/x-npy")

@@ -570,6 +570,35 @@ def test_what_a_package_requires_is_installed_in_a_folder_of_its_own(package: Pa
     assert folder.stat() == before  # pip was not asked again
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-r more/base.txt",
+        "-rmore/base.txt",
+        "--requirement=more/base.txt",
+        "--constraint more/base.txt  # so",
+        "-c more/base.txt",
+    ],
+)
+def test_files_that_requirements_name_are_asked_for_again_when_they_change(
+    package: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr(requirements, "_install", lambda file, made, longest_s: (made / "packages").mkdir())
+    named = package / "code" / "requirements.txt"
+    named.write_text(f"a\n  {line}\nb\n-r absent.txt\n-r /dev/zero\n-r https://host/x\n-r ${{NO}}\n")
+    (package / "code" / "more").mkdir()
+    (package / "code" / "more" / "base.txt").write_text("-r ../requirements.txt\n-r last.txt\n")
+    last = package / "code" / "more" / "last.txt"
+    last.write_text("c==1\n")
+    installed(named, kept)
+    (first,) = kept.iterdir()
+    installed(named, kept)
+    assert [*kept.iterdir()] == [first]
+    last.write_text("c==2\n")
+    installed(named, kept)
+    assert len([*kept.iterdir()]) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "told"),

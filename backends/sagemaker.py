@@ -104,8 +104,11 @@ class _Handlers:
     inputs: ClassVar[Sequence[tuple[Any, ...]]]
     outputs: ClassVar[Sequence[tuple[Any, ...]]]
 
-    def __init__(self, *, model_dir: str = "", default_accept: str = defaults.JSON, packages: str = "") -> None:
-        """model_dir: empty: the folder above that of the file. default_accept: where a client accepts anything.
+    def __init__(
+        self, *, model_dir: str = "", model_name: str = "", default_accept: str = defaults.JSON, packages: str = ""
+    ) -> None:
+        """model_dir: empty: the folder above that of the file. model_name: as the context has it; empty: model_dir's own.
+        default_accept: where a client accepts anything.
 
         packages: a folder of what the handlers import, behind all that is installed. Raises: LoadFailed.
         """
@@ -118,8 +121,12 @@ class _Handlers:
             sys.path.append(packages)
         lend()
         self._default_accept = default_accept
-        module = sys.modules[load_object(f"{self.file}:__name__")]
-        self.context = Context(model_dir or str(self.file.parent.parent))  # which asks PyTorch for a GPU, once it is imported
+        try:
+            module = sys.modules[load_object(f"{self.file}:__name__")]
+        except LoadFailed as exc:
+            raise LoadFailed(str(exc).replace(f"{self.file}:__name__", str(self.file))) from exc
+        # Which asks PyTorch for a GPU, once it is imported.
+        self.context = Context(model_dir or str(self.file.parent.parent), model_name)
         self._own: dict[str, Any] = {name: found for name in _ARGUMENTS if (found := getattr(module, name, None)) is not None}
         if "transform_fn" in self._own and (others := sorted(self._own.keys() & {"input_fn", "predict_fn", "output_fn"})):
             raise LoadFailed(f"{self.file}: transform_fn stands for {', '.join(others)}: keep it, or them")
@@ -195,8 +202,10 @@ class _Single(_Handlers):
 class _Batching(_Handlers):
     """As many requests at a time as come together."""
 
-    def __init__(self, *, model_dir: str = "", default_accept: str = defaults.JSON, packages: str = "") -> None:
-        super().__init__(model_dir=model_dir, default_accept=default_accept, packages=packages)
+    def __init__(
+        self, *, model_dir: str = "", model_name: str = "", default_accept: str = defaults.JSON, packages: str = ""
+    ) -> None:
+        super().__init__(model_dir=model_dir, model_name=model_name, default_accept=default_accept, packages=packages)
         if "predict_fn" not in self._own:
             raise LoadFailed(f"{self.file}: {_BATCHES}: is of a `predict_fn` that takes lists, and there is none")
 
@@ -318,9 +327,9 @@ class _NoMetrics:
 class Context:
     """What a handler can ask of its surroundings, as TorchServe's context has it. Its request is the one that is at hand."""
 
-    def __init__(self, model_dir: str) -> None:
+    def __init__(self, model_dir: str, model_name: str = "") -> None:
         self.model_dir = model_dir
-        self.model_name = Path(model_dir).name
+        self.model_name = model_name or Path(model_dir).name
         self.manifest: dict[str, Any] = {}
         self.system_properties = {
             "model_dir": model_dir, "gpu_id": _gpu(), "batch_size": 1, "server_name": "gateway", "server_version": "1",

@@ -20,8 +20,10 @@ import numpy as np
 import pytest
 
 import gateway
+from backends.base import ModelSpec
+from backends.sagemaker import tensors
 from gateway.cli import main
-from gateway.config import parse_config
+from gateway.config import ServerSection, parse_config
 from gateway.configuring import argument, requirements
 from gateway.configuring import guess as guessing
 from gateway.configuring.archive import unpacked
@@ -30,6 +32,7 @@ from gateway.configuring.guess import guess, written
 from gateway.configuring.requirements import installed
 from gateway.errors import ConfigError
 from gateway.process import kept_folders
+from gateway.process.announcement import ReadyModel, curl_command
 from tests.backends import sagemaker_cases as cases
 
 HANDLERS = """
@@ -477,6 +480,29 @@ def test_an_archive_of_other_models_is_read_like_a_folder_of_them(tmp_path: Path
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "area.py").write_text(AREA)
     assert model(packed(tmp_path / "folder", tmp_path / "m.tgz"))["name"] == "area"
+
+
+def test_a_model_of_an_archive_is_called_as_the_archive_is(tmp_path: Path) -> None:
+    code = """
+def model_fn(model_dir, context):
+    return context.model_name
+
+def transform_fn(model, body, content_type, accept):
+    return model
+"""
+    folder = a_package(tmp_path / "named", code)
+    assert "class_options" not in model(folder)["backends"][0]
+    with gateway.load(guess(str(packed(folder, tmp_path / "archive.tar.gz"))).document) as served:
+        assert served.predict({"body": [""]})["body"].tolist() == [b"archive"]
+
+
+def test_the_command_to_try_it_by_says_a_type_of_content() -> None:
+    inputs, outputs = tensors(0)
+    ready = ReadyModel("m", "1", ModelSpec("m", inputs, outputs, 0), True)
+    command = curl_command("http://localhost:8000", ready, ServerSection())
+    assert command is not None
+    assert '"data": ["[]"]' in command
+    assert '{"name": "content_type", "datatype": "BYTES", "shape": [1], "data": ["application/json"]}' in command
 
 
 def init(*arguments: Path | str) -> int:

@@ -75,6 +75,8 @@ def read_package(
     options: dict[str, Any] = {}
     if file.parent.parent != folder:
         options["model_dir"] = str(folder)
+    if name != folder.name:  # of an archive, which is unpacked in a folder of any name
+        options["model_name"] = name
     if accept := environment.get(_ACCEPT):
         options["default_accept"] = accept
     notes = []

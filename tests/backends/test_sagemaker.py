@@ -283,7 +283,7 @@ def transform_fn(model, body, content_type, accept, context):
             "def model_fn(model_dir):\n    import sys\n    sys.exit('no GPU')\n",
             r"model_fn raised SystemExit: no GPU .*inference.py:3",
         ),
-        ("import not_installed_anywhere\n", "cannot be imported: ModuleNotFoundError: No module named 'not_inst"),
+        ("import not_installed_anywhere\n", r"inference\.py'?: cannot be imported: ModuleNotFoundError: .*'not_inst"),
         ("", "expected one .pt or .pth file, got none"),
         ("max_batch_size = 4\n\ndef model_fn(model_dir): ...\n", "max_batch_size: is of a `predict_fn` that takes lists"),
         ("max_batch_size = len('four')\n", "inference.py:1: max_batch_size: expected a number from 1 to"),

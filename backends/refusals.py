@@ -9,5 +9,6 @@ Refusal = Literal[
     "already_exists",
     "unsupported",
     "cancelled",
+    "limited",  # who asks has asked as much as he may
     "backend_unreachable",  # not now, or not here: another backend may take it
 ]

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -47,6 +48,9 @@ CLASS: Final = ":SageMakerHandlers"  # how what names one ends
 _BATCHES: Final = "max_batch_size"
 _MOST_ROWS: Final = 1 << 20
 _ANY: Final = "*/*"
+_REFUSALS: Final[dict[int, Refusal]] = {  # by status; of the others from 400 to 499 each is an invalid argument
+    404: "not_found", 415: "unsupported_media_type", 429: "limited", 503: "backend_unreachable",
+}  # fmt: skip
 _HEADERS: Final = "x-amzn-sagemaker-"  # parameters of a request that are headers of its
 
 log = logging.getLogger(__name__)
@@ -100,19 +104,29 @@ class _Handlers:
     inputs: ClassVar[Sequence[tuple[Any, ...]]]
     outputs: ClassVar[Sequence[tuple[Any, ...]]]
 
-    def __init__(self, *, model_dir: str = "", default_accept: str = defaults.JSON, packages: str = "") -> None:
-        """model_dir: empty: the folder above that of the file. default_accept: where a client accepts anything.
+    def __init__(
+        self, *, model_dir: str = "", model_name: str = "", default_accept: str = defaults.JSON, packages: str = ""
+    ) -> None:
+        """model_dir: empty: the folder above that of the file. model_name: as the context has it; empty: model_dir's own.
+        default_accept: where a client accepts anything.
 
         packages: a folder of what the handlers import, behind all that is installed. Raises: LoadFailed.
         """
         if packages and packages not in sys.path:
             if not Path(packages).is_dir():
-                raise LoadFailed(f"{self.file}: packages: no such folder: {packages}: `pip install --target` makes one")
+                make = f"pip install --target {quote(packages)} -r {quote(str(self.file.with_name('requirements.txt')))}"
+                raise LoadFailed(
+                    f"{self.file}: packages: no such folder: {packages}: make it by `{make}`, or start from the model"
+                )
             sys.path.append(packages)
         lend()
         self._default_accept = default_accept
-        module = sys.modules[load_object(f"{self.file}:__name__")]
-        self.context = Context(model_dir or str(self.file.parent.parent))  # which asks PyTorch for a GPU, once it is imported
+        try:
+            module = sys.modules[load_object(f"{self.file}:__name__")]
+        except LoadFailed as exc:
+            raise LoadFailed(str(exc).replace(f"{self.file}:__name__", str(self.file))) from exc
+        # Which asks PyTorch for a GPU, once it is imported.
+        self.context = Context(model_dir or str(self.file.parent.parent), model_name)
         self._own: dict[str, Any] = {name: found for name in _ARGUMENTS if (found := getattr(module, name, None)) is not None}
         if "transform_fn" in self._own and (others := sorted(self._own.keys() & {"input_fn", "predict_fn", "output_fn"})):
             raise LoadFailed(f"{self.file}: transform_fn stands for {', '.join(others)}: keep it, or them")
@@ -188,8 +202,10 @@ class _Single(_Handlers):
 class _Batching(_Handlers):
     """As many requests at a time as come together."""
 
-    def __init__(self, *, model_dir: str = "", default_accept: str = defaults.JSON, packages: str = "") -> None:
-        super().__init__(model_dir=model_dir, default_accept=default_accept, packages=packages)
+    def __init__(
+        self, *, model_dir: str = "", model_name: str = "", default_accept: str = defaults.JSON, packages: str = ""
+    ) -> None:
+        super().__init__(model_dir=model_dir, model_name=model_name, default_accept=default_accept, packages=packages)
         if "predict_fn" not in self._own:
             raise LoadFailed(f"{self.file}: {_BATCHES}: is of a `predict_fn` that takes lists, and there is none")
 
@@ -228,14 +244,21 @@ def _refused(handler: str, *types: str | None) -> Iterator[None]:
     except (BackendError, MemoryError):
         raise
     except Exception as exc:
-        status = getattr(exc, "status_code", None)
+        code = _refusal(getattr(exc, "status_code", None))
         said = words_of(exc, traced=True)
-        media_type = status == 415 or type(exc).__name__ == "UnsupportedFormatError"
-        media_type = media_type or any("/" in name and name in said for name in types if name)
-        if media_type or (isinstance(status, int) and 400 <= status < 500):
-            code: Refusal = "unsupported_media_type" if media_type else "invalid_argument"
+        named = any("/" in name and name in said for name in types if name)
+        if named or type(exc).__name__ == "UnsupportedFormatError":
+            code = "unsupported_media_type"
+        if code is not None:
             raise InputRefused(f"{handler}: {' '.join(said.split())}", code=code) from exc
         raise
+
+
+def _refusal(status: object) -> Refusal | None:
+    """What a status means that a handler gives, in words that have it as theirs; None: no error, or the model's own."""
+    if not isinstance(status, int):
+        return None
+    return _REFUSALS.get(status, "invalid_argument" if 400 <= status < 500 else None)
 
 
 def _rows(inputs: Tensors) -> list[tuple[bytes, str, str]]:
@@ -304,9 +327,9 @@ class _NoMetrics:
 class Context:
     """What a handler can ask of its surroundings, as TorchServe's context has it. Its request is the one that is at hand."""
 
-    def __init__(self, model_dir: str) -> None:
+    def __init__(self, model_dir: str, model_name: str = "") -> None:
         self.model_dir = model_dir
-        self.model_name = Path(model_dir).name
+        self.model_name = model_name or Path(model_dir).name
         self.manifest: dict[str, Any] = {}
         self.system_properties = {
             "model_dir": model_dir, "gpu_id": _gpu(), "batch_size": 1, "server_name": "gateway", "server_version": "1",
@@ -324,8 +347,8 @@ class Context:
     def check_status(self) -> None:
         """Raises: InputRefused or ExecutionFailed, if a handler has set one that is an error."""
         code, phrase = self._status
-        if 400 <= code < 500:
-            why: Refusal = "unsupported_media_type" if code == 415 else "invalid_argument"
+        why = _refusal(code)
+        if why is not None:
             raise InputRefused(phrase or f"the model answers with status {code}", code=why)
         if code >= 500:
             raise ExecutionFailed(phrase or f"the model answers with status {code}")

@@ -53,13 +53,14 @@ def input_fn(body: bytes | str, content_type: str | None) -> Any:
     read = READ.get(content_type or "")
     if read is None:
         raise unsupported("content type", content_type, READ)
-    try:
-        array = read(body)
-    except (ValueError, RecursionError) as exc:
-        raise InputRefused(f"the body cannot be read as {content_type}: {words_of(exc, traced=True)}") from exc
     import torch
 
-    tensor = torch.FloatTensor(array) if content_type in TEXTS else torch.from_numpy(array)
+    try:
+        array = read(body)
+        tensor = torch.FloatTensor(array) if content_type in TEXTS else torch.from_numpy(array)
+    except (TypeError, ValueError, RecursionError, OverflowError) as exc:
+        said = words_of(exc, traced=True)
+        raise InputRefused(f"the body cannot be read as {content_type}: expected numbers: {said}") from exc
     return tensor.to(_device())
 
 

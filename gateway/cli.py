@@ -198,7 +198,7 @@ def _init(arguments: argparse.Namespace) -> int:
     if output is not None and output.exists():
         raise ConfigError(f"-o: {output}: exists: name another file, or remove it")
     with apart() as results:
-        text = written(_guessed(arguments), folder)
+        text = written(_guessed(arguments, beside=output), folder)
         if output is None:
             print(text, end="", file=results)
         else:
@@ -280,11 +280,11 @@ def _told(arguments: argparse.Namespace) -> "Config":
         return parse_config(found.document, source=arguments.config)
 
 
-def _guessed(arguments: argparse.Namespace) -> "Guess":
+def _guessed(arguments: argparse.Namespace, *, beside: Path | None = None) -> "Guess":
     from gateway.configuring.guess import guess
 
     with step(f"reading {arguments.config}"), ctrl_c_ends_at_once():
-        return guess(arguments.config, example=arguments.example, environment=os.environ)
+        return guess(arguments.config, example=arguments.example, environment=os.environ, beside=beside)
 
 
 if __name__ == "__main__":

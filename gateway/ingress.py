@@ -32,6 +32,7 @@ from gateway.engine.workers import WorkerPool
 from gateway.errors import ConfigError
 from gateway.process.announcement import ReadyModel
 from gateway.process.child import living_pids
+from gateway.process.kept_folders import let_all_go, take_named
 from gateway.process.machine import allow_files, memory_bytes
 from gateway.process.ports import PortClaims
 from gateway.process.run_dir import make_run_dir, private_directory
@@ -125,6 +126,8 @@ class Ingress:
             control=control,
             on_leave=on_leave,
         )
+        # Of all models, those that are loaded later as well.
+        self._kept = take_named([backend.options() for model in config.models for backend in model.backends])
         self._multi_model = multi_model(self.repository) if multi_model is not None else None
         self.metrics.watch_models(self._readiness)
         self._tracer = self.repository.tracer = open_tracer(config.tracing, os.environ)
@@ -250,6 +253,7 @@ class Ingress:
                 task.cancel()
             await asyncio.gather(*self._beside, return_exceptions=True)
             self._beside.clear()
+            let_all_go(self._kept)
         self.metrics.flush()
 
     async def _answer_and_close(self, *, late: bool) -> None:

@@ -106,3 +106,25 @@ def test_when_they_expire_is_a_metric(tmp_path: Path) -> None:
     (line,) = (line for line in lines if line.startswith("gateway_certificate_expiry_timestamp_seconds{"))
     assert 'file="certificate"' in line
     assert float(line.rpartition(" ")[2]) == ends
+
+
+def test_a_client_that_speaks_tls_to_ports_without_it_is_told_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def told() -> list[str]:
+        server = {"host": "127.0.0.1", "http_port": 0, "grpc_port": 0}
+        ingress = Ingress(
+            parse_config({"server": server, "models": [{"name": "m", "backends": [{"kind": "synthetic"}]}]}, source="test"),
+            run_dir=tmp_path,
+        )
+        ports = await ingress.start()
+        caplog.set_level("INFO")
+        for port in ports:
+            for _ in range(20):
+                with pytest.raises((OSError, ssl.SSLError)):
+                    await asyncio.open_connection("127.0.0.1", port, ssl=ssl.create_default_context())
+        await ingress.drain()
+        return [record.message for record in caplog.records if "this port speaks no TLS" in record.message]
+
+    said = asyncio.run(told())
+    assert sum("over grpc" in each for each in said) == sum("over rest" in each for each in said) == 10

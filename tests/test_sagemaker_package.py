@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -19,7 +20,10 @@ import numpy as np
 import pytest
 
 import gateway
-from gateway.config import parse_config
+from backends.base import ModelSpec
+from backends.sagemaker import tensors
+from gateway.cli import main
+from gateway.config import ServerSection, parse_config
 from gateway.configuring import argument, requirements
 from gateway.configuring import guess as guessing
 from gateway.configuring.archive import unpacked
@@ -28,6 +32,7 @@ from gateway.configuring.guess import guess, written
 from gateway.configuring.requirements import installed
 from gateway.errors import ConfigError
 from gateway.process import kept_folders
+from gateway.process.announcement import ReadyModel, curl_command
 from tests.backends import sagemaker_cases as cases
 
 HANDLERS = """
@@ -202,6 +207,25 @@ def test_what_it_raises_else_is_500_and_its_traceback_is_in_the_log_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_status_that_a_handler_sets_reaches_the_client(tmp_path: Path, isolation: str) -> None:
+    code = """
+def model_fn(model_dir):
+    return None
+
+def transform_fn(model, body, content_type, accept, context):
+    context.set_response_status(int(body), "not today")
+    return "never"
+"""
+    found = model(a_package(tmp_path / "doubler", code))
+    found["backends"][0]["isolation"] = isolation
+    with gateway.TestClient({"models": [found]}) as client:
+        for given, got in {"404": 404, "422": 400, "429": 429, "503": 503, "507": 500}.items():
+            answer = ask(client, given)
+            assert (answer.status_code, "not today" in answer.json()["error"]) == (got, True), given
+            assert ("Retry-After" in answer.headers) == (got in (429, 503))
+
+
 def test_a_body_that_is_no_text_comes_and_goes_as_binary_tensors(tmp_path: Path) -> None:
     told = {answer["request"]: answer for answer in json.loads(cases.ANSWERS.read_text())}
     request = next(each for each in cases.REQUESTS if each.body == cases.IMAGE and each.accept == "application/x-npy")
@@ -256,7 +280,10 @@ def test_an_archive_is_unpacked_once_and_served_like_its_folder(package: Path, t
     assert entry["name"] == "model"
     (folder,) = kept.iterdir()
     assert entry["backends"][0]["model"] == f"{folder}/code/inference.py:SageMakerHandlers"
-    assert found.notes[0] == f"model.tar.gz is unpacked in {folder}"
+    assert found.notes[0] == (
+        f"model.tar.gz is unpacked in {folder}, which is removed when it is not used: `gateway init {path} -o FILE` "
+        "unpacks it beside FILE, to stay"
+    )
     with gateway.TestClient(found.document) as client:
         body = {"inputs": [{**text("body"), "data": ["3"]}, {**text("content_type"), "data": ["text/csv"]}]}
         assert client.post("/v2/models/model/infer", json=body).json()["outputs"][0]["data"] == ["6.0"]
@@ -416,10 +443,116 @@ def test_what_nobody_has_used_for_a_week_is_removed(tmp_path: Path, kept: Path) 
     assert {*kept.iterdir()} == {used, new}
 
 
+@pytest.mark.parametrize("backend", [{}, {"isolation": "process"}])
+def test_who_serves_a_configuration_that_names_kept_folders_holds_them(
+    package: Path, tmp_path: Path, kept: Path, backend: dict[str, str]
+) -> None:
+    archive = packed(package, tmp_path / "doubler.tar.gz")
+    used = unpacked_elsewhere(archive, kept)
+    (packages := kept / f"{'0' * 16}-{'1' * 16}").mkdir()
+    found = model(used)
+    found["backends"] = [{**found["backends"][0], **backend, "class_options": {"packages": str(packages)}}]
+    with gateway.TestClient({"models": [{**found, "name": "doubler"}]}) as client:
+        ago_s = time.time() - 8 * 86_400
+        for each in (used, packages):
+            os.utime(each, (ago_s, ago_s))
+        os.utime(archive)
+        unpacked_elsewhere(archive, kept)
+        assert used.is_dir()
+        assert packages.is_dir()
+        assert ask(client, "1").status_code == 200
+    assert not {used, packages} & {*kept_folders._in_use}
+    os.utime(archive, (1, 1))
+    unpacked_elsewhere(archive, kept)
+    assert not used.exists()
+
+
+def test_a_model_that_is_not_loaded_yet_keeps_its_folders(package: Path, tmp_path: Path, kept: Path) -> None:
+    archive = packed(package, tmp_path / "doubler.tar.gz")
+    used = unpacked_elsewhere(archive, kept)
+    with gateway.TestClient({"models": [{**model(used), "name": "doubler", "load_at_start": False}]}):
+        os.utime(archive, (1, 1))
+        unpacked_elsewhere(archive, kept)
+        assert used.is_dir()
+
+
 def test_an_archive_of_other_models_is_read_like_a_folder_of_them(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "area.py").write_text(AREA)
     assert model(packed(tmp_path / "folder", tmp_path / "m.tgz"))["name"] == "area"
+
+
+def test_a_model_of_an_archive_is_called_as_the_archive_is(tmp_path: Path) -> None:
+    code = """
+def model_fn(model_dir, context):
+    return context.model_name
+
+def transform_fn(model, body, content_type, accept):
+    return model
+"""
+    folder = a_package(tmp_path / "named", code)
+    assert "class_options" not in model(folder)["backends"][0]
+    with gateway.load(guess(str(packed(folder, tmp_path / "archive.tar.gz"))).document) as served:
+        assert served.predict({"body": [""]})["body"].tolist() == [b"archive"]
+
+
+def test_the_command_to_try_it_by_says_a_type_of_content() -> None:
+    inputs, outputs = tensors(0)
+    ready = ReadyModel("m", "1", ModelSpec("m", inputs, outputs, 0), True)
+    command = curl_command("http://localhost:8000", ready, ServerSection())
+    assert command is not None
+    assert '"data": ["[]"]' in command
+    assert '{"name": "content_type", "datatype": "BYTES", "shape": [1], "data": ["application/json"]}' in command
+
+
+def init(*arguments: Path | str) -> int:
+    return main(["init", *map(str, arguments), "--quiet"])
+
+
+def test_init_unpacks_an_archive_beside_what_it_writes_to_stay(package: Path, tmp_path: Path, kept: Path) -> None:
+    archive = packed(package, tmp_path / "model.tar.gz")
+    out = tmp_path / "served"
+    out.mkdir()
+    assert init(archive, "-o", out / "gw.yaml") == 0
+    shutil.rmtree(kept)
+    assert "# model.tar.gz is unpacked in model, beside this file\n" in (out / "gw.yaml").read_text()
+    assert not check(out / "gw.yaml").faults
+    assert (out / "model" / "factor").read_text() == "2"
+    assert not (out / "model").stat().st_mode & 0o022
+    assert (out / "model").stat().st_mode & 0o055 == 0o055
+    with gateway.TestClient(str(out / "gw.yaml")) as client:
+        assert client.get("/v2/models/model/ready").status_code == 200
+
+
+def test_init_leaves_a_folder_that_is_there_as_it_is(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive = packed(package, tmp_path / "m.tar.gz")
+    assert init(archive, "-o", tmp_path / "one.yaml") == 0
+    (tmp_path / "m" / "code" / "__pycache__").mkdir()  # by who has served it
+    assert init(archive, "-o", tmp_path / "two.yaml") == 0
+    (tmp_path / "m" / "factor").write_text("3")
+    assert init(archive, "-o", tmp_path / "three.yaml") == 2
+    assert f"{tmp_path}/m: is there already, and not as {archive} has it" in capsys.readouterr().err
+    assert (tmp_path / "m" / "factor").read_text() == "3"
+    assert not (tmp_path / "three.yaml").exists()
+    assert init(packed(package, tmp_path / "x.yaml.tar.gz"), "-o", tmp_path / "x.yaml") == 2
+    assert "-o: " in capsys.readouterr().err
+
+
+def test_init_of_an_archive_of_nothing_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive = an_archive(tmp_path / "m.tar.gz", member("a", data=b"1"))
+    assert init(archive, "-o", tmp_path / "one.yaml") == 2
+    assert f"{archive}: no model in this folder" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_archive_packed_one_folder_too_high_is_told_how_to_be_packed(package: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "model.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(package, "doubler")
+    told = fault(archive)
+    assert told.startswith(f"{archive}: no model in it")
+    assert told.endswith("all of it is in the folder doubler, a package: pack its content: tar czf model.tar.gz -C doubler .")
+    assert "kept" not in told
 
 
 # requirements.txt
@@ -445,7 +578,10 @@ def test_what_a_package_requires_is_installed_in_a_folder_of_its_own(package: Pa
     found = guess(str(package))
     (folder,) = kept.iterdir()
     packages = folder / "packages"
-    assert found.notes == (f"doubler: what code/requirements.txt asks for is installed in {packages}",)
+    assert found.notes == (
+        f"doubler: what code/requirements.txt asks for is installed in {packages}, which is removed after a week without use: "
+        "`pip install --target` makes one to stay",
+    )
     assert sorted(entry.name for entry in packages.iterdir() if not entry.name.startswith("__")) == [
         "asked_for_by_a_package-1.5.dist-info", "asked_for_by_a_package.py",
     ]  # fmt: skip
@@ -458,6 +594,35 @@ def test_what_a_package_requires_is_installed_in_a_folder_of_its_own(package: Pa
     before = folder.stat()
     assert guess(str(package)).document == found.document
     assert folder.stat() == before  # pip was not asked again
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-r more/base.txt",
+        "-rmore/base.txt",
+        "--requirement=more/base.txt",
+        "--constraint more/base.txt  # so",
+        "-c more/base.txt",
+    ],
+)
+def test_files_that_requirements_name_are_asked_for_again_when_they_change(
+    package: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr(requirements, "_install", lambda file, made, longest_s: (made / "packages").mkdir())
+    named = package / "code" / "requirements.txt"
+    named.write_text(f"a\n  {line}\nb\n-r absent.txt\n-r /dev/zero\n-r https://host/x\n-r ${{NO}}\n")
+    (package / "code" / "more").mkdir()
+    (package / "code" / "more" / "base.txt").write_text("-r ../requirements.txt\n-r last.txt\n")
+    last = package / "code" / "more" / "last.txt"
+    last.write_text("c==1\n")
+    installed(named, kept)
+    (first,) = kept.iterdir()
+    installed(named, kept)
+    assert [*kept.iterdir()] == [first]
+    last.write_text("c==2\n")
+    installed(named, kept)
+    assert len([*kept.iterdir()]) == 2
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ owners and rights is left aside, as tarfile's filter `data` has it.
 """
 
 import bz2
+import contextlib
+import filecmp
 import gzip
 import hashlib
 import lzma
@@ -13,6 +15,7 @@ import posixpath
 import shutil
 import tarfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -43,6 +46,39 @@ def unpacked(archive: Path, kept: Path, *, most_members: int = _MOST_MEMBERS, mo
         again = "" if isinstance(exc, OSError) and exc.errno else "; copy or download it again, whole"
         raise ConfigError(f"{archive}: cannot be unpacked: {exc}{again}") from exc
     return folder
+
+
+@contextlib.contextmanager
+def unpacked_to_stay(archive: Path, kept: Path, folder: Path) -> Iterator[None]:
+    """All of an archive in a folder of its own, which is removed again if what is done meanwhile fails.
+
+    One that is there already, and holds the same, is left as it is. Raises: ConfigError, OSError.
+    """
+    made = unpacked(archive, kept)
+    if os.path.lexists(folder):
+        if not _same(made, folder):
+            raise ConfigError(f"{folder}: is there already, and not as {archive} has it: move it away, or write elsewhere")
+        yield
+        return
+    try:
+        shutil.copytree(made, folder, symlinks=True)
+        folder.chmod(0o755)  # the other is this user's alone
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _same(one: Path, other: Path) -> bool:
+    names = _names_in(one)
+    return names == _names_in(other) and all(
+        filecmp.cmp(one / name, other / name, shallow=False) for name in names if (one / name).is_file()
+    )
+
+
+def _names_in(folder: Path) -> set[str]:
+    names = {path.relative_to(folder) for path in folder.rglob("*")}
+    return {str(name) for name in names if "__pycache__" not in name.parts}  # which comes about where it is used
 
 
 def _short_digest(text: str) -> str:

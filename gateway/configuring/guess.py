@@ -4,12 +4,14 @@
 `written` is that file. A file that is no model is refused by what it is, with the way on.
 """
 
+import contextlib
 import inspect
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -22,7 +24,7 @@ from backends.datatypes import NUMPY, normalised
 from backends.near_file import near_file
 from backends.regular_file import absent, special
 from backends.source import is_source, load_object
-from gateway.configuring.archive import unpacked
+from gateway.configuring.archive import unpacked, unpacked_to_stay
 from gateway.configuring.argument import ARCHIVES, CONFIGURATIONS, is_archive, kept
 from gateway.configuring.code_models import models_of
 from gateway.configuring.decoration import mark_of
@@ -51,12 +53,15 @@ class Guess:
     notes: tuple[str, ...] = field(default=())
 
 
-def guess(what: str, *, example: Example | None = None, environment: Mapping[str, str] = NO_OPTIONS) -> Guess:
+def guess(
+    what: str, *, example: Example | None = None, environment: Mapping[str, str] = NO_OPTIONS, beside: Path | None = None
+) -> Guess:
     """The configuration that serves a model, told from the model.
 
     what: a path, or `FILE.py:name` / `module:name`. example: one request, where the model does not say its inputs.
-    environment: in which SAGEMAKER_ variables may say more of a package that is made for SageMaker.
-    Raises: ConfigError, with what to do.
+    environment: in which SAGEMAKER_ variables may say more of a package that is made for SageMaker. beside: the file that is
+    going to say it, beside which an archive is unpacked; None: there is none, and it is unpacked for as long as it is used.
+    Raises: ConfigError, with what to do; OSError, if there is no room beside it.
     """
     request = _request(example) if example is not None else None
     place, _, name = what.rpartition(":")
@@ -76,16 +81,42 @@ def guess(what: str, *, example: Example | None = None, environment: Mapping[str
         raise ConfigError(f"{what}: no name behind the colon: expected {place}:Class, {place}:function, or {place}")
     if not path.exists() or special(path):
         raise ConfigError(_absent(path))
-    notes: tuple[str, ...] = ()
-    name = path.name
+    called = "" if request is None else _called(example)
     if is_archive(path):
-        folder = unpacked(path, kept())
-        notes = (f"{name} is unpacked in {folder}",)
-        name, path = name[: -len(next(suffix for suffix in ARCHIVES if name.lower().endswith(suffix)))], folder
+        return _of_archive(path, beside, environment, called)
     if not path.is_dir():
         return _configuration([_of_file(path, request)])
-    found = _of_directory(path, name, environment, "" if request is None else _called(example))
-    return replace(found, notes=notes + found.notes)
+    return _of_directory(path, path.name, environment, called)
+
+
+def _of_archive(archive: Path, beside: Path | None, environment: Mapping[str, str], example: str) -> Guess:
+    name = archive.name[: -len(next(suffix for suffix in ARCHIVES if archive.name.lower().endswith(suffix)))]
+    with contextlib.ExitStack() as failed:
+        if beside is None:
+            folder = unpacked(archive, kept())
+            where = f"{folder}, which is removed when it is not used: `gateway init {quote(str(archive))} -o FILE` unpacks it "
+            where += "beside FILE, to stay"
+        elif beside.name == name:
+            raise ConfigError(f"-o: {beside}: the folder that {archive} is unpacked in has this name: choose another")
+        else:
+            folder, where = beside.parent / name, f"{name}, beside this file"
+            failed.enter_context(unpacked_to_stay(archive, kept(), folder))
+        try:
+            found = _of_directory(folder, name, environment, example)
+        except ConfigError as exc:
+            told = _packed_too_high(archive, folder, environment) or exc.message.replace(str(folder), str(archive))
+            raise ConfigError(told) from exc
+    return replace(found, notes=(f"{archive.name} is unpacked in {where}", *found.notes))
+
+
+def _packed_too_high(archive: Path, folder: Path, environment: Mapping[str, str]) -> str:
+    """Of an archive whose only folder has what it is to have itself; empty: it is another fault."""
+    only, *others = [entry for entry in folder.iterdir() if not entry.name.startswith(".")] or [folder]
+    with contextlib.suppress(ConfigError):
+        if not others and only != folder and only.is_dir() and is_package(only, environment):
+            pack = f"tar czf {quote(archive.name)} -C {quote(only.name)} ."
+            return f"{archive}: no model in it: all of it is in the folder {only.name}, a package: pack its content: {pack}"
+    return ""
 
 
 def _called(example: Example | None) -> str:

@@ -4,6 +4,7 @@ Pip runs for a fresh environment that sees all that is installed here, so what i
 what is not comes into the folder alone. It may ask whom its own settings name (PIP_INDEX_URL, pip.conf).
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
@@ -24,14 +25,18 @@ from gateway.process.console import step
 from gateway.process.kept_folders import making, put_in_place, take
 
 _LONGEST_S: Final = 600.0
+_MOST_FILES: Final = 64
+_NAMED: Final = re.compile(
+    rb"^[ \t]*(?:-[rc]|--(?:requirement|constraint)(?=[ \t=]))[ \t=]*(.+?)[ \t]*(?:[ \t]#.*)?\r?$", re.MULTILINE
+)
 _WORDS: Final = 400  # of pip's own
 
 
 def installed(requirements: Path, kept: Path, *, longest_s: float = _LONGEST_S) -> Path | None:
     """The folder in `kept` that has what is asked for and not installed; None: all is.
 
-    It is filled once, until the file is another. Raises: ConfigError, where that fails, takes too long, or another version of
-    something is asked for than the gateway itself runs with.
+    It is filled once, until the file is another, or one that it names. Raises: ConfigError, where that fails, takes too long,
+    or another version of something is asked for than the gateway itself runs with.
     """
     try:
         asked = file_bytes(requirements)
@@ -40,7 +45,8 @@ def installed(requirements: Path, kept: Path, *, longest_s: float = _LONGEST_S) 
     if not any(line.strip() and not line.lstrip().startswith(b"#") for line in asked.splitlines()):
         return None
     here = "\0".join((sys.version, sys.prefix, str(requirements.parent))).encode("utf-8", "surrogateescape")
-    folder = kept / f"{hashlib.sha256(here).hexdigest()[:16]}-{hashlib.sha256(asked).hexdigest()[:16]}"
+    named = b"".join(_named_in(requirements, asked))
+    folder = kept / f"{hashlib.sha256(here).hexdigest()[:16]}-{hashlib.sha256(asked + named).hexdigest()[:16]}"
     try:
         if not take(folder):
             with making(kept) as made:
@@ -52,6 +58,21 @@ def installed(requirements: Path, kept: Path, *, longest_s: float = _LONGEST_S) 
         raise ConfigError(f"{requirements}: cannot be installed: {exc}") from exc
     packages = folder / "packages"
     return packages if any(packages.iterdir()) else None
+
+
+def _named_in(requirements: Path, asked: bytes) -> Iterator[bytes]:
+    """What is in the files that it names by -r and -c, and these in turn; of what cannot be read, pip tells."""
+    waiting, seen = [(requirements, asked)], {requirements}
+    while waiting:
+        file, content = waiting.pop()
+        for name in _NAMED.findall(content):
+            named = Path(os.path.normpath(file.parent / os.fsdecode(name)))
+            if named not in seen and len(seen) < _MOST_FILES:
+                seen.add(named)
+                with contextlib.suppress(OSError, ValueError):
+                    more = file_bytes(named)
+                    waiting.append((named, more))
+                    yield more
 
 
 def _install(requirements: Path, made: Path, longest_s: float) -> None:

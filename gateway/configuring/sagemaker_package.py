@@ -28,6 +28,7 @@ _TIMEOUT: Final = "SAGEMAKER_MODEL_SERVER_TIMEOUT"
 _USUAL: Final = "inference.py"
 _MOST_SESSIONS: Final = 256
 _MOST_CONFIG_BYTES: Final = 1 << 20
+_UNUSED: Final = "after a week without use: `pip install --target` makes one to stay"
 
 
 def is_package(folder: Path, environment: Mapping[str, str]) -> bool:
@@ -74,13 +75,15 @@ def read_package(
     options: dict[str, Any] = {}
     if file.parent.parent != folder:
         options["model_dir"] = str(folder)
+    if name != folder.name:  # of an archive, which is unpacked in a folder of any name
+        options["model_name"] = name
     if accept := environment.get(_ACCEPT):
         options["default_accept"] = accept
     notes = []
     requirements = code / "requirements.txt"
     if requirements.exists() and (packages := installed(requirements, kept())) is not None:
         options["packages"] = str(packages)
-        notes.append(f"what {_CODE}/{requirements.name} asks for is installed in {packages}")
+        notes.append(f"what {_CODE}/{requirements.name} asks for is installed in {packages}, which is removed {_UNUSED}")
     backend: dict[str, Any] = {"kind": "python", "model": f"{file}{CLASS}"}
     if (workers := min(_number(environment, _WORKERS), _MOST_SESSIONS)) > 1:
         backend |= {"sessions": workers, "isolation": "process"}

@@ -202,7 +202,8 @@ def value_fault(place: FaultPlace, document: Document) -> Fault:
         item = _as_item(value) if isinstance(value, str) else document.text(place.location)
         remedy = f"write it as a list: [{'…' if value is None or isinstance(value, dict) else item}]"
     elif get_origin(inner) is Literal:
-        remedy = did_you_mean(value, map(str, get_args(inner)))
+        of_digits = not any(map(str.isalpha, str(value)))  # a number that is near another is hardly meant as that
+        remedy = "" if of_digits else did_you_mean(value, map(str, get_args(inner)))
     return document.fault(
         place.location,
         "" if place.location else f"got {_type(value)}",

@@ -46,6 +46,7 @@ from gateway.errors import (
     Cancelled,
     GatewayError,
     InvalidArgument,
+    Limited,
     NotFound,
     Unsupported,
     UnsupportedMediaType,
@@ -55,7 +56,8 @@ from gateway.errors import (
 _REFUSALS: Final[dict[str, type[GatewayError]]] = {
     error.code.value: error
     for error in (
-        InvalidArgument, UnsupportedMediaType, NotFound, AlreadyExists, Unsupported, Cancelled, BackendUnreachable,
+        InvalidArgument, UnsupportedMediaType, NotFound, AlreadyExists, Unsupported, Cancelled, Limited,
+        BackendUnreachable,
     )
 }  # fmt: skip
 

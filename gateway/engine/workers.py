@@ -12,6 +12,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeVar
 
 import backends
@@ -27,6 +28,7 @@ from gateway.engine.session_process import ProcessModel
 from gateway.engine.worker import Job, Reports, Worker
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, ConfigError, GatewayError
 from gateway.process import large_pages
+from gateway.process.kept_folders import let_all_go, take_named
 
 _BACKOFF_FIRST_S: Final = 0.1
 _BACKOFF_MOST_S: Final = 5.0
@@ -83,6 +85,7 @@ class WorkerPool:
         self._closing = False
         self._aborted = False
         self._drained = asyncio.Event()
+        self._kept: list[Path] = []  # what the model reads, which nobody else is to remove meanwhile
         self._mapped: large_pages.Ranges | None = None  # before it was loaded; None: nothing is to be moved to large pages
 
     def __repr__(self) -> str:
@@ -248,6 +251,8 @@ class WorkerPool:
         except asyncio.CancelledError:
             self.abort()
             raise
+        finally:
+            let_all_go(self._kept)
 
     @property
     def _is_elsewhere(self) -> bool:
@@ -266,6 +271,7 @@ class WorkerPool:
         """Raises: BackendError."""
         kind: str = self._backend.kind  # type: ignore[attr-defined]  # every kind adds its literal
         options = self._backend.options()
+        self._kept += take_named(options)
         load: Callable[[], Model]
         if self._backend.isolation == "process":
             self._model = model = ProcessModel(kind, options, self._declared)  # known from now on, to be closed while it loads

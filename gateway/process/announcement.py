@@ -28,6 +28,7 @@ _WRITTEN: Final = 16  # elements; more of them are left to the shell
 _ELEMENTS: Final = 1 << 20  # of a request that is worth printing
 _ELEMENT_BYTES: Final = 8  # at most, with what is around them
 _ARGUMENT_BYTES: Final = 100_000  # Linux takes 128 KiB in one
+_RAW: Final = {"body": '"[]"', "content_type": '"application/json"'}  # of a raw model, which hardly takes a body of no type
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,9 @@ def curl_command(url: str, model: ReadyModel, server: ServerSection, how: str = 
     url: of the server, without a slash at the end. how: options that this takes, each after a blank.
     """
     spec = model.spec
-    inputs = [(tensor, smallest_shape(tensor)) for tensor in needed_inputs(spec)]
+    given = _RAW if spec.raw else {}
+    sent = [tensor for tensor in spec.inputs if tensor.name in given] or needed_inputs(spec)
+    inputs = [(tensor, smallest_shape(tensor)) for tensor in sent]
     if sum(prod(shape) for _, shape in inputs) > min(_ELEMENTS, server.limits.body_bytes // _ELEMENT_BYTES):
         return None
     if spec.decoupled:
@@ -178,7 +181,7 @@ def curl_command(url: str, model: ReadyModel, server: ServerSection, how: str = 
             binary_bytes += size
         else:
             body.text(json.dumps(head)[:-1] + ', "data": [')
-            body.repeat(_element(tensor.datatype), prod(shape))
+            body.repeat(given.get(tensor.name) or _element(tensor.datatype), prod(shape))
             body.text("]}")
     unreadable = any(tensor.datatype in WITHOUT_JSON for tensor in spec.outputs)
     readable = [{"name": tensor.name} for tensor in spec.outputs if tensor.datatype not in WITHOUT_JSON]

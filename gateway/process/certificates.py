@@ -1,13 +1,15 @@
 """What the listeners show and ask for by TLS: certificates of files, which are read again when they change."""
 
 import logging
+import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, NamedTuple
 
-from backends.regular_file import file_bytes, opened_file
+from backends.regular_file import file_bytes
 from gateway.config import TlsSection
 from gateway.errors import ConfigError
 from gateway.process.watched_files import WatchedFiles
@@ -19,13 +21,15 @@ HTTP2: Final = "h2"
 # TLS 1.3's are like that.
 _CIPHERS: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
-_REASONS: Final = {
-    "KEY_VALUES_MISMATCH": "the key is not the certificate's",
-    "EE_KEY_TOO_SMALL": "the certificate's key is too short: expected RSA of 2048 bits or more, or an elliptic curve",
-    "CA_MD_TOO_WEAK": "the certificate is signed by a weak digest: expected SHA-256 or better",
-    "NO_CERTIFICATE_OR_CRL_FOUND": "client_ca holds no certificate in PEM",
+_REASONS: Final = {  # of a certificate
+    "EE_KEY_TOO_SMALL": "its key is too short: expected RSA of 2048 bits or more, or an elliptic curve",
+    "CA_MD_TOO_WEAK": "it is signed by a weak digest: expected SHA-256 or better",
 }
-_FILES: Final = ("certificate", "key", "client_ca")
+_HELD: Final = {  # by key: what its file holds, and the labels of that (RFC 7468)
+    "certificate": ("certificate", re.compile(rb"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----")),
+    "key": ("private key", re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")),
+    "client_ca": ("certificate", re.compile(rb"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----")),
+}
 _UNTIL_RENEWED: Final = {
     "certificate": "clients refuse this server",
     "client_ca": "clients that this authority vouches for are refused",
@@ -52,7 +56,7 @@ class Certificates:
         """Raises: ConfigError, if the files cannot be used."""
         self._asks_clients = section.client_ca is not None
         self._wall_s = wall_s
-        paths = [path for key in _FILES if (path := getattr(section, key)) is not None]
+        paths = [path for key in _HELD if (path := getattr(section, key)) is not None]
         self._files = WatchedFiles(paths, lambda: usable(section, wall_s), name="certificates", clock=clock)
 
     def context(self, protocol: str) -> ssl.SSLContext:
@@ -78,18 +82,16 @@ class Certificates:
 
 def usable(section: TlsSection, wall_s: Callable[[], float] = time.time) -> Usable:
     """What has expired, or is not valid yet, is used, as other servers do, and told. Raises: ConfigError, if they cannot be."""
-    for key in _FILES:
+    for key, (what, label) in _HELD.items():
         path = getattr(section, key)
         if path is not None:
             try:
-                with opened_file(path) as file:
-                    file.read(1)
+                held = label.search(file_bytes(path))
             except OSError as exc:
                 raise ConfigError(f"server.tls.{key}: '{path}': cannot be read: {exc.strerror}") from exc
-    try:
-        contexts = {protocol: _context(section, protocol) for protocol in (HTTP, HTTP2)}
-    except ssl.SSLError as exc:
-        raise ConfigError(f"server.tls: {_REASONS.get(exc.reason or '', _unnamed(exc))}") from exc
+            if held is None:
+                raise ConfigError(f"server.tls.{key}: '{path}': it holds no {what}: expected one in PEM")
+    contexts = {protocol: _context(section, protocol) for protocol in (HTTP, HTTP2)}
     now = datetime.fromtimestamp(wall_s(), UTC)
     ends = {key: _ends(key, path, now) for key in _UNTIL_RENEWED if (path := getattr(section, key))}
     return Usable(contexts, {key: min(moments).timestamp() for key, moments in ends.items() if moments})
@@ -121,18 +123,36 @@ def _context(section: TlsSection, protocol: str) -> ssl.SSLContext:
     # (2026-11-23, OpenSSL 3.0). A client that guesses another curve is asked once more, which takes it a round trip.
     context.set_ecdh_curve("prime256v1")
     context.set_alpn_protocols([protocol])
-    context.load_cert_chain(section.certificate, section.key, _no_passphrase)
+    try:
+        context.load_cert_chain(section.certificate, section.key, partial(_no_passphrase, section.key))
+    except ssl.SSLError as exc:
+        raise _unusable(section, exc) from exc
     if section.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(section.client_ca)
+        try:
+            context.load_verify_locations(section.client_ca)
+        except ssl.SSLError as exc:
+            raise ConfigError(f"server.tls.client_ca: '{section.client_ca}': {_unread(exc)}") from exc
     return context
 
 
-def _no_passphrase() -> str:
+def _unusable(section: TlsSection, exc: ssl.SSLError) -> ConfigError:
+    """Of which of the two files OpenSSL speaks, it does not say."""
+    if exc.reason == "KEY_VALUES_MISMATCH":
+        return ConfigError(f"server.tls.key: '{section.key}': it is not the key of the certificate in '{section.certificate}'")
+    if exc.reason in _REASONS:
+        return ConfigError(f"server.tls.certificate: '{section.certificate}': {_REASONS[exc.reason]}")
+    key = "key" if any(certificates(file_bytes(section.certificate))) else "certificate"
+    return ConfigError(f"server.tls.{key}: '{getattr(section, key)}': {_unread(exc)}")
+
+
+def _no_passphrase(path: str) -> str:
     """Else OpenSSL would ask for one on the terminal."""
-    raise ConfigError("server.tls.key: the key is encrypted: expected one without a passphrase, which only this user can read")
+    raise ConfigError(
+        f"server.tls.key: '{path}': it is encrypted: expected one without a passphrase, which only this user can read"
+    )
 
 
-def _unnamed(exc: ssl.SSLError) -> str:
+def _unread(exc: ssl.SSLError) -> str:
     why = f" ({exc.reason.lower().replace('_', ' ')})" if exc.reason else ""
-    return f"the files cannot be used{why}: expected certificates, and the key of the first, in PEM"
+    return f"OpenSSL cannot read it{why}: expected PEM, as it was issued"

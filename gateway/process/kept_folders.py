@@ -7,6 +7,7 @@ removed when the next is made: after a week, or at once where it is of an archiv
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -21,6 +22,7 @@ _SCARCE_BYTES: Final = 1 << 30  # of disk that is free
 _KEPT_S: Final = 7 * 86_400
 _MAKING_S: Final = 86_400  # what is not whole by then nobody is making
 _MAKING: Final = "making-"
+_WITHIN: Final = re.compile(r"/.*?/[0-9a-f]{16}-[0-9a-f]{16}(?=/|$)")  # at the start of a path in one, by what it is called
 
 
 @dataclass(slots=True)
@@ -54,6 +56,35 @@ def let_go(folder: Path) -> None:
         if not use.takers:
             del _in_use[folder]
             os.close(use.opened)
+
+
+def take_named(options: object) -> list[Path]:
+    """The kept folders that a backend's options lead into, wherever their paths stand: each taken, to be let go once.
+
+    So whoever runs what a configuration names holds it as the process does that made it. What is not there is left to whoever
+    looks for it.
+    """
+    found = dict.fromkeys(Path(named[0]) for text in _texts(options) if (named := _WITHIN.match(text)))
+    taken = []
+    for folder in found:
+        with contextlib.suppress(OSError), noting([]):  # a file system without locks, or somebody else's folder
+            if take(folder):
+                taken.append(folder)
+    return taken
+
+
+def let_all_go(taken: list[Path]) -> None:
+    """And empty the list."""
+    while taken:
+        let_go(taken.pop())
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
 
 
 def take(folder: Path) -> bool:

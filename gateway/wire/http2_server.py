@@ -39,6 +39,7 @@ from gateway.wire.http2_frames import (
 from gateway.wire.http2_headers import LONGEST_REMEMBERED, HeaderReader, Headers
 from gateway.wire.http2_receiver import NOBODY
 from gateway.wire.http2_sending import Stream
+from gateway.wire.http_errors import NO_TLS, begins_tls
 from gateway.wire.memory import NO_MEMORY, Memory
 from gateway.wire.request_ids import NAME as REQUEST_ID
 from gateway.wire.request_ids import request_id
@@ -106,6 +107,8 @@ class ServerConnection(BoundedHttp2Connection):
             self.write(_OF_GRPC % (len(_TOLD), date_line(), _TOLD))
             self.closing = True
         else:
+            if begins_tls(data):
+                self._on_fault(Stream(self, 0, {}, 0), InvalidArgument(NO_TLS))
             super()._on_stranger(data)
 
     def _on_rest(self, taken: int) -> None:

@@ -42,6 +42,13 @@ FAULTS: Final[dict[int, type[GatewayError]]] = {
 }
 """What a request is counted as that no handler gets, by the status of its answer."""
 
+NO_TLS: Final = "this port speaks no TLS: ask by http:// (gRPC: an insecure channel), or set server.tls"
+
+
+def begins_tls(data: bytes | memoryview) -> bool:
+    """Whether what came first is a client's that speaks TLS: a record of a handshake (RFC 8446, section 5.1)."""
+    return data[:2] == b"\x16\x03"
+
 
 def error_body(message: str) -> bytes:
     """The body of every answer that is an error."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from gateway.config import Limits
 from gateway.errors import shortened
+from gateway.wire.http_errors import NO_TLS, begins_tls
 from gateway.wire.known_heads import KnownHead, KnownHeads, fields_of
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, STEP_BYTES
 from gateway.wire.origins import Origins
@@ -149,6 +150,8 @@ class RequestReader:
         except httptools.HttpParserError as exc:
             if self._parser.get_method() == b"PRI":  # how HTTP/2 begins
                 self.refuse(505, _OTHER_VERSION)
+            elif not requests and begins_tls(data):
+                self.refuse(400, NO_TLS)
             else:
                 self.refuse(400, f"malformed HTTP request: {exc}")
         phase = self.phase

@@ -23,8 +23,12 @@ def test_certificates_are_looked_at(tmp_path: Path) -> None:
     assert faults(tmp_path, "{tls: {certificate: server.pem, key: server.key, client_ca: ca.pem}}") == []
     for keys, at, found in (
         ("certificate: absent.pem, key: server.key", "server.tls.certificate", "cannot be read"),
-        ("certificate: server.pem, key: another.key", "server.tls", "the key is not the certificate's"),
-        ("certificate: server.pem, key: server.key, client_ca: server.key", "server.tls", "client_ca"),
+        ("certificate: server.pem, key: another.key", "server.tls.key", "it is not the key of the certificate in '"),
+        (
+            "certificate: server.pem, key: server.key, client_ca: server.key",
+            "server.tls.client_ca",
+            "server.key': it holds no cert",
+        ),
     ):
         ((told_at, told),) = faults(tmp_path, f"{{tls: {{{keys}}}}}")
         assert told_at == at

@@ -298,7 +298,6 @@ def test_a_client_that_sends_thousands_of_requests_lets_others_in_between() -> N
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(100),  # TLS
         b"\x00" * 100,
         b"HELLO\r\n\r\n",
         b"GET /x HTTP/9.9\r\n\r\n",
@@ -318,6 +317,17 @@ def test_garbage_is_refused(garbage: bytes) -> None:
         with served.connect() as client:
             client.send(garbage)
             assert_refused(client, 400, "malformed HTTP request")
+        assert_unharmed(served)
+
+
+def test_a_client_that_speaks_tls_is_told() -> None:
+    with serving(echo) as served:
+        with served.connect() as client:
+            client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(100))
+            assert_refused(client, 400, "this port speaks no TLS")
+        with served.connect() as client:
+            client.send(b"\x16\x03")
+            assert_refused(client, 400, "this port speaks no TLS")
         assert_unharmed(served)
 
 

@@ -357,6 +357,30 @@ def _noise(folder: Path) -> None:
     (folder / "server.pem").write_bytes(hashlib.sha256(b"").digest())
 
 
+def _swapped(folder: Path) -> None:
+    certificate, key = folder / "server.pem", folder / "server.key"
+    before = certificate.read_bytes()
+    certificate.write_bytes(key.read_bytes())
+    key.write_bytes(before)
+
+
+def _no_key(folder: Path) -> None:
+    (folder / "server.key").write_bytes((folder / "server.pem").read_bytes())
+
+
+def _torn(folder: Path) -> None:
+    _tear(folder / "server.pem")
+
+
+def _torn_key(folder: Path) -> None:
+    _tear(folder / "server.key")
+
+
+def _tear(path: Path) -> None:
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+
+
 def _encrypted(folder: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 
@@ -371,9 +395,13 @@ def _encrypted(folder: Path) -> None:
     [
         (_gone, r"server\.tls\.certificate: '.*server\.pem': cannot be read: No such file"),
         (_pipe, r"server\.tls\.certificate: '.*server\.pem': cannot be read: it is a named pipe, not a file"),
-        (_of_another, "the key is not the certificate's"),
-        (_noise, "expected certificates, and the key of the first, in PEM"),
-        (_encrypted, r"server\.tls\.key: the key is encrypted"),
+        (_of_another, r"server\.tls\.key: '.*server\.key': it is not the key of the certificate in '.*server\.pem'"),
+        (_noise, r"server\.tls\.certificate: '.*server\.pem': it holds no certificate: expected one in PEM"),
+        (_swapped, r"server\.tls\.certificate: '.*server\.pem': it holds no certificate: expected one in PEM"),
+        (_no_key, r"server\.tls\.key: '.*server\.key': it holds no private key: expected one in PEM"),
+        (_torn, r"server\.tls\.certificate: '.*server\.pem': OpenSSL cannot read it.*: expected PEM, as it was issued"),
+        (_torn_key, r"server\.tls\.key: '.*server\.key': OpenSSL cannot read it.*: expected PEM, as it was issued"),
+        (_encrypted, r"server\.tls\.key: '.*server\.key': it is encrypted"),
     ],
     ids=lambda given: given.__name__.strip("_") if callable(given) else "",
 )
@@ -384,3 +412,10 @@ def test_a_gateway_does_not_start_with_files_that_cannot_be_used(
     spoil(tmp_path)
     with pytest.raises(ConfigError, match=told):
         Certificates(section(tmp_path))
+
+
+def test_one_file_may_hold_the_certificate_and_the_key(tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path).issue("server")
+    both = tmp_path / "both.pem"
+    both.write_bytes(key.read_bytes() + certificate.read_bytes())
+    Certificates(TlsSection(certificate=str(both), key=str(both), client_ca=str(both)))

@@ -217,6 +217,7 @@ NOT_RUN = {
         "gateway init MODEL -o FILE",
         "gateway init MODEL -o gateway.yaml",
         "gateway route explain CONFIG|URL MODEL [--rows N]",
+        "gateway init model.tar.gz -o FILE",
         "gateway init networks -o gateway.yaml",
         "gateway package CONFIG",
         "gateway serve ARCHIVE",
@@ -236,6 +237,7 @@ NOT_RUN = {
         "loadtest compare BASE NEW",
         "loadtest prices refresh [TYPE …]",
         "loadtest recover FILE.live --json FILE",
+        "pip install --target FOLDER -r code/requirements.txt",
         "ray start --address HEAD:6379",
     ),
     "is what tests/clients/test_own_tools.py does": (

@@ -175,6 +175,7 @@ class Adaptive:
             elif state.requests == 1 and (free_slots > 1 or not busy):
                 lone = self._lone(queue.entries[0], stream, busy, free_slots, state, now_ns)
                 if lone is not None:
+                    state.new_alone = None
                     return lone
             return self._decide(queue, stream, state, now_ns, free_slots, True)
         if not self._streams.tells(state.queues):
@@ -198,6 +199,8 @@ class Adaptive:
         if foreseen is None or not missing_ns(foreseen, queue, state, 1, NEVER, now_ns + slo_ns, now_ns):
             foreseen, stream.margin = None, margin
         queue.outlook = foreseen
+        if queue.alone:
+            state.new_alone = foreseen
 
     def _decide_in_line(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         """Of all that waits as of one queue. queue: which is asked for; only the first in line answers."""
@@ -235,6 +238,8 @@ class Adaptive:
         if waiting == first[3] and waiting == state.rows and (free_slots > 1 or not busy):
             lone = self._lone(first, stream, busy, free_slots, state, now_ns)
             if lone is not None:
+                if queue.alone:
+                    state.new_alone = None
                 return lone
         view = View(stream, busy, now_ns, free_slots, None if slo_ns is None else _FRESH * slo_ns)
         last = len(view.sizes) - 1
@@ -251,6 +256,8 @@ class Adaptive:
         if queue.alone:  # there is nothing to gather
             if slo_ns is not None and (stream.margin or state.rows > first[3]):
                 _, foreseen = self._fresh(queue, stream, view, slo_ns, state, alone)
+            if foreseen is not None or (state.new_alone is not None and now_ns >= state.new_alone.stale_ns):
+                state.new_alone = foreseen  # a decision does not see what comes of queues that are gone
             rows, reason = first[3], "idle" if waiting == first[3] else "cap"
             return Decision(rows, reason, None, shed, round(view.expected_ns(rows)), (), foreseen)
         share, work = self._share(stream, state, now_ns) if not alone else (1.0, 0.0)
@@ -446,6 +453,8 @@ class Adaptive:
                 at = usual_at(other, theirs, theirs.rate(view.now_ns), slo_ns, level * planned.margin)
                 told[theirs] = outlook(theirs.curve, level, Plan(at, planned.margin), view.workers, crowd, view.now_ns)
             other.outlook = told.get(theirs)
+            if other.alone and other.outlook is not None:
+                state.new_alone = other.outlook
         usual = planned if queue.alone else planned._replace(at=view.as_long(planned.at))
         together = stream is self._line.stream
         return planned.at, outlook(curve, view.level, usual, view.workers, crowd, view.now_ns, together=together)

@@ -139,7 +139,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, own: int, key: int, d
     entries, running = queue.entries, state.in_flight
     if len(running) < ahead.workers or (entries and entries[-1][0] > key):
         return 0.0
-    several = len(state.queues) > 1
+    several = len(state.queues) > 1 or (queue.alone and queue.group not in state.queues)
     if several and not ahead.together:
         return _missing_among(ahead, queue, state, own, deadline_ns, now_ns)
     rows, busy, due_ns = ahead.rows, ahead.busy, ahead.due_ns
@@ -276,7 +276,9 @@ def unless_refused(
 ) -> Forecast:
     """The forecast of a request, which is late if it would be refused on arrival."""
     queue = state.queues.get(group)
-    if queue is None or queue.outlook is None:
+    if queue is None:
+        queue = Queue(group, state.new_alone)  # as it would get
+    if queue.outlook is None:
         return told
     deadline_ns = deadline_of(request, slo_ns, state.reserved_ns)
     key = virtual_deadline(request, deadline_ns)

@@ -145,12 +145,13 @@ class Queue:
 
     __slots__ = ("_in_order", "_low_ns", "_lowest", "_plain", "alone", "entries", "group", "outlook", "rows")
 
-    def __init__(self, group: Hashable) -> None:
+    def __init__(self, group: Hashable, new_alone: Outlook | None = None) -> None:
+        """new_alone: the outlook, if it is alone."""
         self.group = group
         self.alone = group is not None and shares_none(group)
         self.entries: deque[Entry] = deque()
         self.rows = 0
-        self.outlook: Outlook | None = None
+        self.outlook = new_alone if self.alone else None
         self._in_order = True  # entries stand as they arrived, so the first is the oldest
         self._plain = True  # entries stand in the order of their own deadlines: all have one, and are of the default class
         self._low_ns = NEVER  # no deadline of a lower class, which may stand behind later ones, is before this
@@ -368,9 +369,10 @@ class State:
     rows, requests: what waits in the queues. Who changes a queue by itself keeps them true.
     mixed_until_ns: so long, requests of other classes than the default count as coming.
     doubt_ns: not before: the next that seems late and is let in to see whether it is.
+    new_alone: what a new queue begins with, if it is alone: the outlook by the last decision on such a one.
     """
 
-    __slots__ = ("doubt_ns", "in_flight", "mixed_until_ns", "queues", "requests", "reserved_ns", "rows", "workers")
+    __slots__ = ("doubt_ns", "in_flight", "mixed_until_ns", "new_alone", "queues", "requests", "reserved_ns", "rows", "workers")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -381,13 +383,14 @@ class State:
         self.reserved_ns = 0
         self.mixed_until_ns = 0
         self.doubt_ns = 0
+        self.new_alone: Outlook | None = None
 
     def new_queue(self, group: Hashable) -> Queue:
         queues = self.queues
         if len(queues) >= _EMPTY_QUEUES_KEPT:  # clients choose shapes, and could choose many
             for key in [key for key, queue in queues.items() if not queue.entries]:
                 del queues[key]
-        queue = queues[group] = Queue(group)
+        queue = queues[group] = Queue(group, self.new_alone)
         return queue
 
     def classed(self, request: InferRequest, deadline_ns: int, now_ns: int) -> int:

@@ -32,7 +32,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 21
+FORMAT: Final = 22
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 128  # values and events at once

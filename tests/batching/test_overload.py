@@ -74,7 +74,7 @@ def test_under_overload_most_refusals_come_at_once_and_nothing_that_is_answered_
     assert outcome.goodput_rps(round(slo_ms * MS)) >= 0.9 * fluid_rps
 
 
-@pytest.mark.parametrize("sequences", [1, 20])
+@pytest.mark.parametrize("sequences", [1, 20, 100, 1000])
 def test_requests_that_share_no_batch_are_refused_at_once_by_what_each_of_them_takes(sequences: int) -> None:
     def of_sequence(number: int, now_ns: int) -> InferRequest:
         key = ("sequence", number % sequences), ALONE
@@ -87,6 +87,30 @@ def test_requests_that_share_no_batch_are_refused_at_once_by_what_each_of_them_t
     assert np.mean(refused <= 20 * MS) >= 0.95
     assert np.mean(outcome.latencies_ns > 200 * MS) <= 0.02
     assert outcome.goodput_rps(200 * MS) >= 0.95 * 1000 / 21
+
+
+def test_of_a_new_sequence_it_is_forecast_whether_it_would_be_refused_until_the_overload_is_over() -> None:
+    def of_sequence(number: int, now_ns: int) -> InferRequest:
+        return InferRequest("m", "1", "", {}, 1, now_ns, shape_key=(number, ALONE))
+
+    batcher = batcher_of(fixed_ms=20, row_ms=1, slo_ms=200, max_rows=64)
+    now_ns, running = 0, None
+    seen = []
+    for number in range(1000):
+        now_ns += (10 if number < 500 else 40) * MS
+        while running is not None and running.closed_ns + 21 * MS <= now_ns:
+            ended_ns = running.closed_ns + 21 * MS
+            batcher.finished(running, ended_ns, 21 * MS, True)
+            running = next(iter(batcher.step(ended_ns, 1).batches), None)
+        asked = of_sequence(number, now_ns)
+        told_ns = batcher.forecast(asked, now_ns, int(running is None)).total_ns
+        refused = refused_after_s(batcher, asked) is not None
+        assert not refused or told_ns > 200 * MS
+        seen.append(refused)
+        if running is None:
+            running = next(iter(batcher.step(now_ns, 1).batches), None)
+    assert sum(seen[:500]) > 200
+    assert not any(seen[520:])
 
 
 def test_requests_that_share_a_batch_are_not_refused_for_those_that_share_none_and_are_due_later() -> None:

@@ -22,7 +22,7 @@ from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import FORMAT, Event, LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import EventReader, History, replay
 from gateway.errors import GatewayError, InvalidArgument, Overloaded
-from gateway.types import BatchTrace, InferRequest
+from gateway.types import ALONE, BatchTrace, InferRequest
 
 MS = 1_000_000
 MIB = 1 << 20
@@ -136,6 +136,34 @@ def test_a_replay_decides_the_same(case: str, seed: int) -> None:
     assert history.decisions > 500
     assert any(request.plain for request in driver.asked) == ("lengths" not in case)
     assert {"answered"} <= {request.fate for request in history.requests}
+
+
+def test_what_is_told_of_new_sequences_is_replayed_too() -> None:
+    batcher = recorder(sessions=1)
+    for rows in batcher.service.probe_rows:
+        batcher.service.probe(None, rows, [(4 + rows) * MS] * 2)
+    batcher.record()
+    driver = Driver(batcher, random.Random(0), slots=1, shapes=tuple([(number, ALONE) for number in range(1000)]))
+    refused = 0
+    for _ in range(3000):
+        driver.now_ns += int(driver.random.expovariate(1 / (2 * MS)))
+        asked = InferRequest("m", "1", "", {}, 1, driver.now_ns, shape_key=driver.random.choice(driver.shapes))
+        try:
+            batcher.add(asked, driver.now_ns)
+        except Overloaded:
+            refused += 1
+        driver.step()
+        while driver.running and driver.running[0].closed_ns + 5 * MS < driver.now_ns:
+            batcher.finished(driver.running.pop(0), driver.now_ns, 5 * MS, True)
+            driver.step()
+    assert refused > 1000
+    assert batcher._state.new_alone is not None
+    batcher.record()  # amid the overload, a segment begins with it
+    driver.now_ns += MS
+    for number in range(1000, 1020):
+        with contextlib.suppress(Overloaded):
+            batcher.add(InferRequest("m", "1", "", {}, 1, driver.now_ns, shape_key=(number, ALONE)), driver.now_ns)
+    same(replay(read(batcher)))
 
 
 @pytest.mark.parametrize("case", ["adaptive", "adaptive without an SLO", "compiled sizes", "greedy", "no batches", "lengths"])
@@ -438,7 +466,7 @@ def test_a_file_that_is_no_recording_says_so() -> None:
     with pytest.raises(InvalidArgument, match="no recording of a gateway"):
         unpacked(b"hello", "x")
     old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
-    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 21"):
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 22"):
         unpacked(old, "x")
     broken = msgspec.msgpack.encode({"format": FORMAT, "gateway": "9.9", "recordings": 3})
     with pytest.raises(InvalidArgument, match="broken"):

@@ -55,7 +55,8 @@ def keeps_few_out(text: str, alike: frozenset[str] = frozenset()) -> bool:
     """Whether a condition keeps out only sizes that are equal, and those of 1 and less.
 
     So PyTorch's conditions are where it chose a way for what is no 1, or differs, and another may give the same. With one row,
-    `rows * size > size` keeps out what is equal, as no drawn sizes make it less.
+    `rows * size > size` keeps out what is equal, as no drawn sizes make it less. `size % 8 != 0` counts as well, though it
+    keeps out each eighth: a model that fills up to a multiple makes it, mostly for no need. So several sizes are to be tried.
     alike: the names of sizes that are equal in each request, as rows are, though the condition may have them apart.
     """
     return _keeps_few_out(_parsed(text), alike)

@@ -59,8 +59,9 @@ def build(
         compiled = compiled_for(unverified)
         if compiled is not None:
             trial = _SizeTrial(module, unverified, declared, compiled, guards(str(artifact), program), integers_below)
-            lengths = lengths or trial.lengths(artifact)
-            write_sizes(unverified, *trial.held(lengths))
+            sizes, held = trial.held(lengths or trial.lengths(artifact))
+            write_sizes(unverified, sizes, held)
+            lengths = lengths or trial.lengths(artifact, held)
             compiled = compiled_for(unverified)
         difference = _difference(module, unverified, declared, lengths)
         if not difference <= TOLERANCE:
@@ -167,8 +168,11 @@ class _SizeTrial:
         self._few_out = _few_out(declared)
         self._axes = [axes for axes in compiled.equal_axes() if not (declared.max_rows and any(axis == 0 for _, axis in axes))]
 
-    def lengths(self, artifact: Path) -> tuple[int, int]:
-        """To verify with: 5 and 16, or what is nearest to them of sizes that are open, and no rows. Raises: LoadFailed."""
+    def lengths(self, artifact: Path, held: Collection[str] = ()) -> tuple[int, int]:
+        """To verify with: 5 and 16, or what is nearest to them of sizes that are open, and no rows. Raises: LoadFailed.
+
+        held: conditions that a length has to fulfil, also those that keep few out.
+        """
         first = 1 if self._declared.max_rows else 0
         limits = [limit for each in self._compiled.inputs for axis, limit in each.limits.items() if axis >= first]
         least = max((least for least, _ in limits), default=0)
@@ -177,7 +181,7 @@ class _SizeTrial:
 
         def nearest(wanted: int) -> int:
             for length in sorted(possible, key=lambda length: abs(length - wanted)):
-                if all(map(self._few_out, self._broken(1, length, {}))):
+                if all(self._few_out(guard) and guard not in held for guard in self._broken(1, length, {})):
                     return length
             named = self._compiled.named([tensor.name for tensor in self._declared.inputs])
             of = f"as {shown(self._broken(1, least, {})[0], named)}" if possible else f"from {least} to {most}"

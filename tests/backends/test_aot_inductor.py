@@ -128,6 +128,23 @@ class Chosen(torch.nn.Module):
         return x[:, 0] * 2 if x.shape[1] >= 4 else x[:, 0] + x[:, 0]
 
 
+class Sevens(torch.nn.Module):
+    """Which takes another way for each seventh length, that gives the same for the first of them."""
+
+    def forward(self, x: Any) -> Any:
+        return x.view(x.shape[0], 7, -1).sum(2) if x.shape[1] % 7 == 0 else x[:, :7]
+
+
+class Filled(torch.nn.Module):
+    """To a multiple of 4, by a way that PyTorch takes for none of 4 itself."""
+
+    def forward(self, x: Any) -> Any:
+        return self.fill(x) if x.shape[1] % 4 else x.view(x.shape[0], -1, 4).sum(1)
+
+    def fill(self, x: Any) -> Any:
+        return torch.nn.functional.pad(x, (0, 4 - x.shape[1] % 4)).view(x.shape[0], -1, 4).sum(1)
+
+
 class Second(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         return x[:, 1] * 2
@@ -390,6 +407,7 @@ def test_a_package_that_is_built_says_how_its_sizes_go_together(builds: None, lo
         ("Masked", Masked(), (1, 31, 32), ", only for inputs with x.size()[1] <= 32"),
         ("Padded", Padded(), (1, 4, 5, 16), ""),
         ("Subsampled", Subsampled(), (1, 12, 16, 17, 200), ""),
+        ("Filled", Filled().fill, (1, 4, 5, 16), ""),
     ],
 )
 def test_a_size_that_compiling_keeps_apart_is_taken_where_it_is_right(
@@ -410,6 +428,13 @@ def test_sizes_that_need_not_be_equal_are_exported_so(builds: None, loads: Any, 
     declared = of("x", "y", shape=(-1, -1), max_rows=8)
     told = backends.build("torch", tmp_path / "m.pt2", declared, source=f"{__file__}:Related", options={})
     assert told.endswith(", only for inputs with y.size()[1] <= x.size()[1]")
+
+
+def test_a_way_for_each_so_many_sizes_is_held_to_more_than_the_first(builds: None, loads: Any, tmp_path: Path) -> None:
+    loads(lambda x: [x[:, :7]])
+    declared = ModelSpec("", of("x", shape=(-1, -1)).inputs, (TensorSpec("y", "FP32", (-1, -1)),), 8)
+    told = backends.build("torch", tmp_path / "m.pt2", declared, source=f"{__file__}:Sevens", options={})
+    assert told.endswith(", only for inputs with x.size()[1] >= 7, (x.size()[1] % 7) != 0")
 
 
 def test_one_of_what_is_attended_to_is_taken(builds: None, loads: Any, tmp_path: Path) -> None:

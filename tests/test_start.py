@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
 
 # Each takes half a millisecond, or two where no bytecode is kept. Raise it for what the first answer needs, for nothing else.
-_MOST: Final = 225
+_MOST: Final = 226
 
 PROGRAM = textwrap.dedent("""
     import io, json, os, sys
